@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! This node, and what its operator decided.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+
+use crate::family::PerFamily;
+
+/// The Node object of the node we run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub name: Arc<str>,
+    /// First InternalIP of each family, else first ExternalIP.
+    pub addresses: PerFamily<Option<IpAddr>>,
+    /// First of `spec.podCIDRs` of each family.
+    pub pod_cidrs: PerFamily<Option<IpNet>>,
+    /// Label `topology.kubernetes.io/zone`; never empty.
+    pub zone: Option<Arc<str>>,
+    /// False when the node is being deleted or tainted `ToBeDeletedByClusterAutoscaler`.
+    pub eligible: bool,
+}
+
+/// What flags and configuration decided. Fixed for the life of a [`crate::World`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Trimmed and lower-cased; endpoints whose node is this one are local.
+    pub node_name: Arc<str>,
+    /// The families this host can serve.
+    pub families: PerFamily<bool>,
+    /// A specific `--bind-address` replaces the node's address of its family.
+    pub node_ip_override: PerFamily<Option<IpAddr>>,
+    pub detect_local: DetectLocal,
+    /// Empty means all addresses of the node.
+    pub node_port_addresses: Box<[NodePortAddress]>,
+    /// Masquerade all traffic to cluster IPs.
+    pub masquerade_all: bool,
+    /// Serve `spec.externalIPs` (feature gate AllowServiceExternalIPs).
+    pub external_ips: bool,
+}
+
+/// How traffic of this node's pods is told from other traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// Source address in the cluster's pod range; absent for a family without one.
+    ClusterCidr(PerFamily<Option<IpNet>>),
+    /// Source address in the pod range of this node.
+    NodeCidr,
+    /// Arrives on this interface.
+    Bridge(Arc<str>),
+    /// Arrives on an interface whose name starts so.
+    InterfacePrefix(Arc<str>),
+}
+
+/// One entry of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodePortAddress {
+    Primary,
+    Localhost,
+    All,
+    Cidr(IpNet),
+}
