@@ -43,6 +43,13 @@ pub struct PerFamily<T> {
     pub v6: T,
 }
 
+impl<T> PerFamily<T> {
+    /// Asks for the value of each family.
+    pub fn from_fn(mut value: impl FnMut(Family) -> T) -> PerFamily<T> {
+        PerFamily { v4: value(Family::V4), v6: value(Family::V6) }
+    }
+}
+
 impl<T> Index<Family> for PerFamily<T> {
     type Output = T;
 

@@ -9,32 +9,50 @@
 //!
 //! - [`family`]: address families and protocols
 //! - [`service`], [`endpoint`], [`node`]: what is so, one object at a time
+//! - `slice`: an EndpointSlice as the world keeps it
 //! - [`world`]: all of it, merged and indexed; remembers what became dirty
+//! - `vantage`: what of this node decisions depend on, and what holds for all services
 //! - `select`: which endpoints a service port may use
 //! - `expand`: a service's frontends and the verdict of each
+//! - [`decision`]: the plan's nouns
+//! - `claims`: who owns a frontend that several claim
+//! - `counted`: a set with several owners for each member
 //! - [`plan`]: what this node ought to do, kept incrementally
 //! - `flows`: which tracked flows a change makes stale
 //! - [`oracle`]: what must happen to a given packet
 //! - `dump`: the plan as text
+//! - `builder`: a plan made by hand
 
 #![forbid(unsafe_code)]
 
+mod builder;
+mod claims;
+mod counted;
+pub mod decision;
+mod dump;
 pub mod endpoint;
+mod expand;
 pub mod family;
+mod flows;
 pub mod node;
 pub mod oracle;
 pub mod plan;
+mod select;
 pub mod service;
+mod slice;
+mod vantage;
 pub mod world;
 
+pub use builder::PlanBuilder;
+pub use decision::{
+    Address, Affinity, Backend, Decision, FlowRule, Forward, Frontend, HealthCheck, Masquerade,
+    NodePortScope, PodTraffic, Pool, Role, Verdict,
+};
 pub use endpoint::{Conditions, Endpoint, EndpointSlice, Hints, SliceKey, SlicePort};
 pub use family::{Family, PerFamily, Protocol};
 pub use node::{DetectLocal, Node, NodePortAddress, Settings};
 pub use oracle::{Origin, Outcome, Packet};
-pub use plan::{
-    Address, Affinity, Backend, Changes, Decision, FlowRule, Forward, Frontend, HealthCheck, Masquerade,
-    NodePortScope, Plan, PodTraffic, Pool, Role, Verdict,
-};
+pub use plan::{Changes, Conflict, Plan};
 pub use service::{
     Service, ServiceKey, ServiceKind, ServicePort, ServicePortName, SourceRanges, TrafficPolicy,
 };

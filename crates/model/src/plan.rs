@@ -1,180 +1,264 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What this node ought to do, in words no dataplane owns.
+//! What this node ought to do, in words no dataplane owns, kept up to date change by change.
 //!
-//! A [`Frontend`] is where packets go to; its [`Decision`] says what becomes of them: one [`Verdict`] for
-//! traffic from inside (this node's pods and processes) and one for traffic from outside. Everything a
-//! dataplane must know is here; it never looks at a traffic policy, a hint or a Kubernetes type.
+//! [`Plan::update`] looks again at what is dirty, and only at that, and tells exactly what became different. A
+//! plan that has followed any sequence of updates equals the plan made from the final [`World`] at once.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU32, sync::Arc};
-
-use ipnet::IpNet;
-
-use crate::{
-    family::{Family, Protocol},
-    service::{ServiceKey, ServicePortName},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
 };
 
-/// Where packets go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Frontend {
-    pub address: Address,
-    pub protocol: Protocol,
-    pub port: u16,
-}
+use hashbrown::HashMap;
+use ipnet::IpNet;
 
-impl Frontend {
-    pub fn family(&self) -> Family {
-        match self.address {
-            Address::Ip(ip) => Family::of(ip),
-            Address::NodePort(family) => family,
-        }
-    }
-}
-
-impl fmt::Display for Frontend {
-    /// `10.96.0.10:80/tcp`, `[fd00::a]:80/tcp`, `nodeport:30080/tcp IPv4`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
-            Address::Ip(IpAddr::V4(ip)) => write!(f, "{ip}:{}/{}", self.port, self.protocol),
-            Address::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}/{}", self.port, self.protocol),
-            Address::NodePort(family) => write!(f, "nodeport:{}/{} {family}", self.port, self.protocol),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Address {
-    Ip(IpAddr),
-    /// Every address of the node that [`NodePortScope`] admits.
-    NodePort(Family),
-}
-
-/// What becomes of packets to one frontend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    pub service: Arc<ServicePortName>,
-    /// Why the frontend exists; for people, order and metrics, never for a packet.
-    pub role: Role,
-    /// From this node's pods (where they can be told, see [`PodTraffic`]) and from its own processes.
-    pub inside: Verdict,
-    /// From anywhere else. Equal to `inside` for most frontends.
-    pub outside: Verdict,
-    pub affinity: Option<Affinity>,
-    /// Who may connect at all, checked on the original source before anything else; everyone else is dropped.
-    /// Disjoint, sorted, of the frontend's family; `None` is no restriction, an empty list lets nobody in.
-    pub source_ranges: Option<Arc<[IpNet]>>,
-    /// Served in this order on a cold start; lower first: default/kubernetes, cluster DNS, the rest.
-    pub rank: u8,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    ClusterIp,
-    ExternalIp,
-    LoadBalancer,
-    NodePort,
-}
-
-/// Invariant: where `inside` and `outside` of a [`Decision`] differ, `inside` is a `Forward`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Forward(Forward),
-    /// Answered with ICMP port unreachable, new connections only.
-    Reject,
-    /// Silently dropped, new connections only.
-    Drop,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forward {
-    pub pool: Arc<Pool>,
-    pub masquerade: Masquerade,
-}
-
-/// When the source address is replaced by the node's. A hairpin connection always is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Masquerade {
-    Never,
-    /// Unless it comes from a pod, as [`PodTraffic`] tells. Never used in a family without `PodTraffic`.
-    OffPods,
-    Always,
-}
-
-/// The endpoints to choose from, uniformly. Never empty inside a [`Forward`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// Sorted by address and port, without duplicates.
-    pub backends: Box<[Backend]>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Backend {
-    pub address: IpAddr,
-    pub port: u16,
-    /// It runs on this node, so it may be its own client (hairpin).
-    pub local: bool,
-}
-
-/// Session affinity by client address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Affinity {
-    pub timeout_secs: NonZeroU32,
-}
-
-/// How a packet of one of this node's (or the cluster's) pods is told from others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodTraffic {
-    Source(IpNet),
-    Interface(Arc<str>),
-    InterfacePrefix(Arc<str>),
-}
-
-/// Which of the node's addresses serve node ports, in one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortScope {
-    /// Every local address except loopback.
-    All,
-    /// These; loopback addresses among them only if the operator named loopback.
-    Only(BTreeSet<IpAddr>),
-}
-
-/// The health-check node port of a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    pub port: u16,
-    /// Distinct addresses of local ready endpoints, by family.
-    pub local_endpoints: crate::family::PerFamily<u32>,
-}
-
-/// Tracked flows to `frontend` that may have become stale (protocols without connections only).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowRule {
-    pub frontend: Frontend,
-    /// Flows to these go on, whatever else is said.
-    pub serving: Arc<[Backend]>,
-    /// `Some`: flows translated to one of these are stale, and no others. `None`, when the frontend is seen for
-    /// the first time and what went before is unknown: flows translated to anything not serving are stale.
-    pub gone: Option<Box<[Backend]>>,
-    /// Flows that were never translated are stale too: the frontend has just got its first endpoint.
-    pub untranslated: bool,
-}
+pub use crate::decision::{
+    Address, Affinity, Backend, Decision, FlowRule, Forward, Frontend, HealthCheck, Masquerade,
+    NodePortScope, PodTraffic, Pool, Role, Verdict,
+};
+use crate::{
+    claims::Claims,
+    counted::Counted,
+    expand::{Expansion, expand},
+    family::{Family, PerFamily},
+    flows,
+    service::{ServiceKey, ServicePortName},
+    vantage::{self, Vantage},
+    world::{Dirty, World},
+};
 
 /// What one [`Plan::update`] changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Added, removed or with another decision; sorted, without duplicates.
     pub frontends: Vec<Frontend>,
-    /// Cluster IPs that came or went.
+    /// Cluster IPs that came or went; sorted.
     pub cluster_ips: Vec<IpAddr>,
-    /// Addresses of local backends that came or went.
+    /// Addresses of local backends that came or went; sorted.
     pub local_backends: Vec<IpAddr>,
     /// Pod traffic, node-port scope or service CIDRs are no longer what they were.
     pub node_wide: bool,
+    /// Flows that became stale, by frontend.
     pub flows: Vec<FlowRule>,
+    /// Services whose health check came, went or counts otherwise; sorted.
     pub health: Vec<ServiceKey>,
+    /// Claims that became unserved, or have lost to another owner than before, by frontend.
+    pub conflicts: Vec<Conflict>,
+    /// Passed on from [`Dirty`]: when the changes that led here happened. Not a change by itself.
+    pub trigger_times_nanos: Vec<i64>,
+}
+
+impl Changes {
+    /// Nothing became different: no dataplane has work.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty()
+            && self.cluster_ips.is_empty()
+            && self.local_backends.is_empty()
+            && !self.node_wide
+            && self.flows.is_empty()
+            && self.health.is_empty()
+            && self.conflicts.is_empty()
+    }
+}
+
+/// Two service ports claim one frontend.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Conflict {
+    pub frontend: Frontend,
+    /// Decides.
+    pub owner: Arc<ServicePortName>,
+    /// Has no say about this frontend; it gets it when all better claims are gone.
+    pub loser: Arc<ServicePortName>,
 }
 
 /// See the module.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub(crate) claims: Claims,
+    services: HashMap<ServiceKey, Planned>,
+    pub(crate) cluster_ips: Counted<IpAddr>,
+    pub(crate) local_backends: Counted<IpAddr>,
+    pub(crate) health: BTreeMap<ServiceKey, HealthCheck>,
+    pub(crate) node_wide: PerFamily<NodeWide>,
+    has_begun: bool,
+}
+
+impl Plan {
+    /// A plan that serves nothing, not even node ports.
+    pub fn new() -> Plan {
+        Plan::default()
+    }
+
+    /// The plan of a world, from scratch.
+    pub fn from_world(world: &World) -> Plan {
+        let mut plan = Plan::new();
+        plan.update(world, world.everything());
+        plan
+    }
+
+    /// Looks again at what is dirty. The first call takes everything it finds as never seen before, so it should
+    /// be made with a complete world.
+    pub fn update(&mut self, world: &World, dirty: Dirty) -> Changes {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let vantage = Vantage::of(world);
+        let mut changes = Changes { trigger_times_nanos: dirty.trigger_times_nanos, ..Changes::default() };
+        if dirty.node_wide || is_first {
+            let node_wide = PerFamily::from_fn(|family| NodeWide::of(world, &vantage, family));
+            changes.node_wide = node_wide != self.node_wide;
+            self.node_wide = node_wide;
+        }
+        for key in dirty.services {
+            let expansion = world.service(&key).map(|service| expand(service, world, &vantage));
+            if self.replace(&key, expansion.unwrap_or_default()) {
+                changes.health.push(key);
+            }
+        }
+        changes.health.sort();
+        changes.cluster_ips = self.cluster_ips.settle();
+        changes.local_backends = self.local_backends.settle();
+        self.settle_frontends(is_first, &mut changes);
+        changes
+    }
+
+    /// Every frontend with its decision, sorted.
+    pub fn frontends(&self) -> impl Iterator<Item = (&Frontend, &Decision)> {
+        self.claims.owners().iter().map(|(frontend, claim)| (frontend, &claim.decision))
+    }
+
+    pub fn decision(&self, frontend: &Frontend) -> Option<&Decision> {
+        self.claims.owner(frontend).map(|claim| &claim.decision)
+    }
+
+    /// The cluster IPs of all proxied services, sorted. Ports of them that are no frontend are rejected.
+    pub fn cluster_ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.cluster_ips.iter()
+    }
+
+    pub fn has_cluster_ip(&self, address: &IpAddr) -> bool {
+        self.cluster_ips.contains(address)
+    }
+
+    /// Addresses of the backends on this node that some frontend reaches, sorted. A connection from one of them
+    /// to itself is masqueraded.
+    pub fn local_backends(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.local_backends.iter()
+    }
+
+    pub fn is_local_backend(&self, address: &IpAddr) -> bool {
+        self.local_backends.contains(address)
+    }
+
+    /// How pods are told from others; `None` where they cannot be.
+    pub fn pod_traffic(&self, family: Family) -> Option<&PodTraffic> {
+        self.node_wide[family].pod_traffic.as_ref()
+    }
+
+    pub fn node_ports(&self, family: Family) -> &NodePortScope {
+        &self.node_wide[family].node_ports
+    }
+
+    /// The operator named loopback among the node-port addresses. With [`NodePortScope::All`] node ports are then
+    /// served on every loopback address too; with `Only`, on those in the set.
+    pub fn loopback_node_ports(&self, family: Family) -> bool {
+        self.node_wide[family].loopback
+    }
+
+    /// All service CIDRs, disjoint and sorted. Addresses in them that are no cluster IP are dropped.
+    pub fn service_cidrs(&self, family: Family) -> &[IpNet] {
+        &self.node_wide[family].service_cidrs
+    }
+
+    /// The health checks of all services that have one.
+    pub fn health(&self) -> &BTreeMap<ServiceKey, HealthCheck> {
+        &self.health
+    }
+
+    /// Every claim to a frontend that another service port owns, by frontend.
+    pub fn conflicts(&self) -> impl Iterator<Item = Conflict> + '_ {
+        self.claims.conflicts()
+    }
+
+    /// Puts what a service is now in the place of what it was, and returns whether its health check differs.
+    fn replace(&mut self, key: &ServiceKey, new: Expansion) -> bool {
+        if let Some(old) = self.services.remove(key) {
+            old.frontends.iter().for_each(|frontend| self.claims.remove(*frontend, key));
+            old.cluster_ips().for_each(|ip| self.cluster_ips.remove(ip));
+            old.local_backends.iter().for_each(|ip| self.local_backends.remove(*ip));
+        }
+        let planned = Planned {
+            frontends: new.claims.iter().map(|(frontend, _)| *frontend).collect(),
+            cluster_ips: new.cluster_ips,
+            local_backends: new.local_backends,
+        };
+        new.claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
+        planned.cluster_ips().for_each(|ip| self.cluster_ips.add(ip));
+        planned.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
+        if planned.cluster_ips().next().is_some() {
+            self.services.insert(key.clone(), planned);
+        }
+        let health = match new.health {
+            Some(health) => self.health.insert(key.clone(), health),
+            None => self.health.remove(key),
+        };
+        health.as_ref() != self.health.get(key)
+    }
+
+    /// Compares the touched frontends with what they were.
+    fn settle_frontends(&mut self, is_first: bool, changes: &mut Changes) {
+        for (frontend, before) in self.claims.take_touched() {
+            let before = before.as_deref();
+            let was = before.and_then(|before| before.owner.as_ref());
+            let is = self.claims.owner(&frontend);
+            if was.map(|claim| &claim.decision) != is.map(|claim| &claim.decision) {
+                changes.frontends.push(frontend);
+            }
+            changes.flows.extend(flows::stale(frontend, was, is, is_first));
+            changes.conflicts.extend(self.claims.new_conflicts(frontend, before));
+        }
+    }
+}
+
+/// What a service has in the plan, to be withdrawn when it changes. A service that is not proxied has nothing.
 #[derive(Debug)]
-pub struct Plan {}
+struct Planned {
+    frontends: Box<[Frontend]>,
+    cluster_ips: PerFamily<Option<IpAddr>>,
+    local_backends: Box<[IpAddr]>,
+}
+
+impl Planned {
+    fn cluster_ips(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let cluster_ips = self.cluster_ips;
+        Family::BOTH.into_iter().filter_map(move |family| cluster_ips[family])
+    }
+}
+
+/// What holds for all services of one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeWide {
+    pub(crate) pod_traffic: Option<PodTraffic>,
+    pub(crate) node_ports: NodePortScope,
+    pub(crate) loopback: bool,
+    pub(crate) service_cidrs: Vec<IpNet>,
+}
+
+impl NodeWide {
+    fn of(world: &World, vantage: &Vantage, family: Family) -> NodeWide {
+        let (node_ports, loopback) = vantage::node_ports(world, vantage.node_ips[family], family);
+        NodeWide {
+            pod_traffic: vantage.pod_traffic[family].clone(),
+            node_ports,
+            loopback,
+            service_cidrs: vantage::service_cidrs(world, family),
+        }
+    }
+}
+
+impl Default for NodeWide {
+    fn default() -> NodeWide {
+        let node_ports = NodePortScope::Only(BTreeSet::new());
+        NodeWide { pod_traffic: None, node_ports, loopback: false, service_cidrs: Vec::new() }
+    }
+}

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! What is so: all objects a source has told of, merged and indexed by service.
+//!
+//! [`World::apply`] takes one message, [`World::take_dirty`] hands out what has changed since it was last asked.
+//! A message that says what is known already changes nothing, so metadata never reaches a dataplane.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 
 use crate::{
     endpoint::{EndpointSlice, SliceKey},
-    node::Node,
-    service::{Service, ServiceKey},
+    node::{Node, Settings},
+    service::{Service, ServiceKey, SourceRanges},
+    slice::Slice,
+    vantage::Vantage,
 };
 
 /// The kinds of object a source lists and watches.
@@ -52,8 +58,331 @@ pub enum Update {
 
 /// What changed in a [`World`] since the last [`crate::Plan::update`].
 #[derive(Clone, Debug, Default)]
-pub struct Dirty {}
+pub struct Dirty {
+    /// Services whose decisions may be others now. Some may not exist (any more).
+    pub services: HashSet<ServiceKey>,
+    /// Pod traffic, node-port scope or service CIDRs may be others now.
+    pub node_wide: bool,
+    /// `trigger_time_nanos` of each slice that brought something new; for latency metrics.
+    pub trigger_times_nanos: Vec<i64>,
+}
+
+impl Dirty {
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && !self.node_wide
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
-pub struct World {}
+pub struct World {
+    settings: Settings,
+    services: HashMap<ServiceKey, Entry>,
+    /// The service each slice is filed under, since a deletion names only the slice.
+    owners: HashMap<SliceKey, ServiceKey>,
+    node: Option<Node>,
+    cidrs: BTreeMap<Arc<str>, CidrObject>,
+    host_addresses: Box<[IpAddr]>,
+    lists: [List; Kind::ALL.len()],
+    dirty: Dirty,
+}
+
+impl World {
+    pub fn new(settings: Settings) -> World {
+        World {
+            settings,
+            services: HashMap::new(),
+            owners: HashMap::new(),
+            node: None,
+            cidrs: BTreeMap::new(),
+            host_addresses: Box::default(),
+            lists: Default::default(),
+            dirty: Dirty::default(),
+        }
+    }
+
+    /// Takes one message in. Never fails: a message about something unknown, or in an odd order, is ignored.
+    pub fn apply(&mut self, update: Update) {
+        match update {
+            Update::Begin(kind) => self.lists[kind as usize].begin(),
+            Update::End(kind) => self.end(kind),
+            Update::Service(service) => self.put_service(service),
+            Update::ServiceGone(key) => self.drop_service(&key),
+            Update::Slice(slice) => self.put_slice(slice),
+            Update::SliceGone(key) => self.drop_slice(&key),
+            Update::Node(node) => self.put_node(node),
+            Update::NodeGone => self.drop_node(),
+            Update::ServiceCidr { name, cidrs } => self.put_cidrs(name, cidrs),
+            Update::ServiceCidrGone(name) => self.dirty.node_wide |= self.cidrs.remove(&name).is_some(),
+            Update::HostAddresses(addresses) => {
+                self.dirty.node_wide |= self.host_addresses != addresses;
+                self.host_addresses = addresses;
+            }
+        }
+    }
+
+    /// Hands out what became dirty and forgets it. Pass it to [`crate::Plan::update`], else it is lost.
+    pub fn take_dirty(&mut self) -> Dirty {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// What became dirty so far.
+    pub fn dirty(&self) -> &Dirty {
+        &self.dirty
+    }
+
+    /// Every kind has been listed to its end at least once. Before that nothing may be programmed.
+    pub fn is_complete(&self) -> bool {
+        self.lists.iter().all(|list| list.done)
+    }
+
+    /// This kind has been listed to its end at least once.
+    pub fn is_listed(&self, kind: Kind) -> bool {
+        self.lists[kind as usize].done
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The node as last known. After its deletion it is no longer eligible, but keeps addresses, pod ranges and
+    /// zone: deleting the object does not unplug the machine, and its traffic goes on as it was.
+    pub fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
+    }
+
+    pub fn host_addresses(&self) -> &[IpAddr] {
+        &self.host_addresses
+    }
+
+    pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)?.service.as_deref()
+    }
+
+    /// All services, proxied or not, in no order.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values().filter_map(|entry| entry.service.as_deref())
+    }
+
+    /// Endpoints in all slices, duplicates included.
+    pub fn endpoint_count(&self) -> usize {
+        self.services.values().flat_map(|entry| &entry.slices).map(Slice::len).sum()
+    }
+
+    /// A [`Dirty`] that makes a [`crate::Plan`] look at everything.
+    pub fn everything(&self) -> Dirty {
+        let services = self.services.keys().cloned().collect();
+        Dirty { services, node_wide: true, trigger_times_nanos: Vec::new() }
+    }
+
+    /// The slices of a service, by name.
+    pub(crate) fn slices(&self, key: &ServiceKey) -> &[Slice] {
+        self.services.get(key).map_or(&[], |entry| &entry.slices)
+    }
+
+    /// What all ServiceCIDR objects state, unmerged.
+    pub(crate) fn service_cidrs(&self) -> impl Iterator<Item = IpNet> {
+        self.cidrs.values().flat_map(|object| object.cidrs.iter().copied())
+    }
+
+    fn put_service(&mut self, mut service: Service) {
+        let slot = self.services.entry(service.key.clone());
+        service.key = slot.key().clone();
+        let entry = slot.or_default();
+        entry.seen = self.lists[Kind::Service as usize].epoch;
+        if entry.service.as_deref() != Some(&service) {
+            self.dirty.services.insert(service.key.clone());
+            entry.service = Some(Box::new(service));
+        }
+    }
+
+    fn drop_service(&mut self, key: &ServiceKey) {
+        let Some(entry) = self.services.get_mut(key) else { return };
+        if entry.service.take().is_some() {
+            self.dirty.services.insert(key.clone());
+        }
+        if entry.slices.is_empty() {
+            self.services.remove(key);
+        }
+    }
+
+    fn put_slice(&mut self, slice: EndpointSlice) {
+        let key = slice.key.clone();
+        let service = ServiceKey { namespace: key.namespace.clone(), name: slice.service.name.clone() };
+        let is_elsewhere = self.owners.get(&key).is_some_and(|owner| *owner != service);
+        let is_served = self.settings.families[slice.family];
+        if is_elsewhere || !is_served {
+            self.drop_slice(&key);
+        }
+        if !is_served {
+            return;
+        }
+        let trigger_time = slice.trigger_time_nanos;
+        let epoch = self.lists[Kind::EndpointSlice as usize].epoch;
+        let slice = Slice::compact(slice, &self.settings.node_name, epoch);
+        let slot = self.services.entry(service);
+        let service = slot.key().clone();
+        if slot.or_default().put(slice) {
+            self.owners.insert(key, service.clone());
+            self.dirty.services.insert(service);
+            self.dirty.trigger_times_nanos.extend(trigger_time);
+        }
+    }
+
+    fn drop_slice(&mut self, key: &SliceKey) {
+        let Some(service) = self.owners.remove(key) else { return };
+        if let Some(entry) = self.services.get_mut(&service) {
+            entry.slices.retain(|slice| slice.name != key.name);
+            if entry.service.is_none() && entry.slices.is_empty() {
+                self.services.remove(&service);
+            }
+        }
+        self.dirty.services.insert(service);
+    }
+
+    fn put_cidrs(&mut self, name: Arc<str>, cidrs: Box<[IpNet]>) {
+        let seen = self.lists[Kind::ServiceCidr as usize].epoch;
+        let known = self.cidrs.get(&name).map(|object| &object.cidrs);
+        self.dirty.node_wide |= known != Some(&cidrs);
+        self.cidrs.insert(name, CidrObject { cidrs, seen });
+    }
+
+    fn put_node(&mut self, node: Node) {
+        self.lists[Kind::Node as usize].found = true;
+        let before = Vantage::of(self);
+        self.node = Some(node);
+        let after = Vantage::of(self);
+
+        self.dirty.node_wide |= before.pod_traffic != after.pod_traffic || before.node_ips != after.node_ips;
+        if before.tells_pods() != after.tells_pods() {
+            self.mark_where(|_| true);
+        }
+        if before.zone != after.zone {
+            self.mark_where(|entry| entry.slices.iter().any(Slice::has_zone_hints));
+        }
+        if before.node_ips != after.node_ips {
+            self.mark_where(Entry::has_source_ranges);
+        }
+    }
+
+    fn drop_node(&mut self) {
+        if let Some(node) = &mut self.node {
+            node.eligible = false;
+        }
+    }
+
+    fn mark_where(&mut self, depends: impl Fn(&Entry) -> bool) {
+        let keys = self.services.iter().filter(|(_, entry)| depends(entry)).map(|(key, _)| key.clone());
+        self.dirty.services.extend(keys);
+    }
+
+    /// Removes what the list that ends here did not contain.
+    fn end(&mut self, kind: Kind) {
+        let list = &mut self.lists[kind as usize];
+        if !std::mem::take(&mut list.open) {
+            return;
+        }
+        list.done = true;
+        let epoch = list.epoch;
+        match kind {
+            Kind::Service => self.sweep_services(epoch),
+            Kind::EndpointSlice => self.sweep_slices(epoch),
+            Kind::Node if !list.found => self.drop_node(),
+            Kind::Node => {}
+            Kind::ServiceCidr => {
+                let before = self.cidrs.len();
+                self.cidrs.retain(|_, object| object.seen == epoch);
+                self.dirty.node_wide |= self.cidrs.len() != before;
+            }
+        }
+    }
+
+    fn sweep_services(&mut self, epoch: u32) {
+        let dirty = &mut self.dirty.services;
+        self.services.retain(|key, entry| {
+            if entry.service.is_some() && entry.seen != epoch {
+                entry.service = None;
+                dirty.insert(key.clone());
+            }
+            entry.service.is_some() || !entry.slices.is_empty()
+        });
+    }
+
+    fn sweep_slices(&mut self, epoch: u32) {
+        let dirty = &mut self.dirty.services;
+        let owners = &mut self.owners;
+        self.services.retain(|key, entry| {
+            entry.slices.retain(|slice| {
+                let stays = slice.seen == epoch;
+                if !stays {
+                    owners.remove(&SliceKey { namespace: key.namespace.clone(), name: slice.name.clone() });
+                    dirty.insert(key.clone());
+                }
+                stays
+            });
+            entry.service.is_some() || !entry.slices.is_empty()
+        });
+    }
+}
+
+/// What is known under one service key; the Service itself may come after its slices.
+#[derive(Debug, Default)]
+struct Entry {
+    service: Option<Box<Service>>,
+    /// The list in which the service was last seen.
+    seen: u32,
+    /// Sorted by name, so that decisions do not depend on the order of arrival.
+    slices: Vec<Slice>,
+}
+
+impl Entry {
+    /// Files the slice and returns whether it says anything new.
+    fn put(&mut self, slice: Slice) -> bool {
+        match self.slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
+            Ok(at) => {
+                let known = &mut self.slices[at];
+                known.seen = slice.seen;
+                let is_new = !known.same_as(&slice);
+                if is_new {
+                    *known = slice;
+                }
+                is_new
+            }
+            Err(at) => {
+                // Most services have one slice; `Vec` would make room for four.
+                self.slices.reserve_exact(1);
+                self.slices.insert(at, slice);
+                true
+            }
+        }
+    }
+
+    fn has_source_ranges(&self) -> bool {
+        self.service.as_ref().is_some_and(|service| service.source_ranges != SourceRanges::Any)
+    }
+}
+
+#[derive(Debug)]
+struct CidrObject {
+    cidrs: Box<[IpNet]>,
+    seen: u32,
+}
+
+/// How far the listing of one kind is. Objects carry the epoch they were last seen in; at the end of a list
+/// those of an older epoch go. So a relist needs no second copy of anything.
+#[derive(Clone, Copy, Debug, Default)]
+struct List {
+    epoch: u32,
+    open: bool,
+    done: bool,
+    /// The object occurred; for the node, which carries no epoch.
+    found: bool,
+}
+
+impl List {
+    fn begin(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+        self.open = true;
+        self.found = false;
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who owns which frontend.
+//!
+//! Nothing in the API stops two services from claiming one external IP, and a cluster in transition can show one
+//! node port twice. Exactly one claim then decides, and which one must not depend on the order of arrival: the
+//! others wait, and the best of them takes over when the owner goes.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+};
+
+use crate::{
+    decision::{Backend, Decision, Frontend, Role},
+    plan::Conflict,
+    service::{ServiceKey, ServicePortName},
+};
+
+/// One service port's wish to decide about a frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) decision: Decision,
+    /// Creation of the service; 0 is unknown.
+    pub(crate) created_secs: i64,
+    /// All endpoints whose flows may go on, usable for new ones or not; for protocols without connections only.
+    pub(crate) serving: Option<Arc<[Backend]>>,
+}
+
+impl Claim {
+    /// Less is the better claim. A cluster IP cannot be taken away by an external IP (CVE-2020-8554), nor by a
+    /// load balancer's; then age counts, then the name.
+    fn precedence(&self, other: &Claim) -> Ordering {
+        let role = |claim: &Claim| match claim.decision.role {
+            Role::ClusterIp => 0,
+            Role::LoadBalancer => 1,
+            Role::ExternalIp => 2,
+            Role::NodePort => 3,
+        };
+        let created = |claim: &Claim| if claim.created_secs == 0 { i64::MAX } else { claim.created_secs };
+        role(self)
+            .cmp(&role(other))
+            .then_with(|| created(self).cmp(&created(other)))
+            .then_with(|| self.decision.service.cmp(&other.decision.service))
+    }
+
+    fn is_of(&self, service: &ServiceKey) -> bool {
+        self.decision.service.service == *service
+    }
+}
+
+/// A frontend as it was before the first touch since the last settlement.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Before {
+    pub(crate) owner: Option<Claim>,
+    losers: Vec<Arc<ServicePortName>>,
+}
+
+/// All claims. Mutations remember what was there before, until it is taken.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    owners: BTreeMap<Frontend, Claim>,
+    /// Claims that did not win, where there are any; the best first.
+    losers: BTreeMap<Frontend, Vec<Claim>>,
+    /// Boxed, as on a cold start all frontends are touched and none was there before.
+    touched: BTreeMap<Frontend, Option<Box<Before>>>,
+}
+
+impl Claims {
+    pub(crate) fn owner(&self, frontend: &Frontend) -> Option<&Claim> {
+        self.owners.get(frontend)
+    }
+
+    pub(crate) fn owners(&self) -> &BTreeMap<Frontend, Claim> {
+        &self.owners
+    }
+
+    pub(crate) fn insert(&mut self, frontend: Frontend, mut claim: Claim) {
+        self.touch(frontend);
+        match self.owners.entry(frontend) {
+            Entry::Vacant(slot) => {
+                slot.insert(claim);
+            }
+            Entry::Occupied(mut slot) => {
+                if claim.precedence(slot.get()).is_lt() {
+                    std::mem::swap(slot.get_mut(), &mut claim);
+                }
+                let losers = self.losers.entry(frontend).or_default();
+                let at = losers.partition_point(|loser| loser.precedence(&claim).is_lt());
+                losers.insert(at, claim);
+            }
+        }
+    }
+
+    /// Withdraws all that the service claims of this frontend.
+    pub(crate) fn remove(&mut self, frontend: Frontend, service: &ServiceKey) {
+        self.touch(frontend);
+        let is_owner = self.owners.get(&frontend).is_some_and(|owner| owner.is_of(service));
+        if is_owner {
+            self.owners.remove(&frontend);
+        }
+        let Entry::Occupied(mut losers) = self.losers.entry(frontend) else { return };
+        losers.get_mut().retain(|loser| !loser.is_of(service));
+        if is_owner && !losers.get().is_empty() {
+            self.owners.insert(frontend, losers.get_mut().remove(0));
+        }
+        if losers.get().is_empty() {
+            losers.remove();
+        }
+    }
+
+    /// What the touched frontends were before, sorted.
+    pub(crate) fn take_touched(&mut self) -> BTreeMap<Frontend, Option<Box<Before>>> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Every claim that is not served now.
+    pub(crate) fn conflicts(&self) -> impl Iterator<Item = Conflict> + '_ {
+        self.losers.keys().flat_map(|frontend| self.conflicts_of(*frontend))
+    }
+
+    /// The conflicts of a frontend that its former self did not have.
+    pub(crate) fn new_conflicts(&self, frontend: Frontend, before: Option<&Before>) -> Vec<Conflict> {
+        let is_old = |conflict: &Conflict| {
+            before.is_some_and(|before| {
+                let owner = before.owner.as_ref().map(|claim| &claim.decision.service);
+                owner == Some(&conflict.owner) && before.losers.contains(&conflict.loser)
+            })
+        };
+        self.conflicts_of(frontend).filter(|conflict| !is_old(conflict)).collect()
+    }
+
+    fn conflicts_of(&self, frontend: Frontend) -> impl Iterator<Item = Conflict> + '_ {
+        let owner = self.owners.get(&frontend).map(|claim| &claim.decision.service);
+        let losers = self.losers.get(&frontend).into_iter().flatten();
+        owner.into_iter().flat_map(move |owner| {
+            losers.clone().map(move |loser| Conflict {
+                frontend,
+                owner: owner.clone(),
+                loser: loser.decision.service.clone(),
+            })
+        })
+    }
+
+    fn touch(&mut self, frontend: Frontend) {
+        if let std::collections::btree_map::Entry::Vacant(slot) = self.touched.entry(frontend) {
+            let owner = self.owners.get(&frontend).cloned();
+            let losers = self.losers.get(&frontend).into_iter().flatten();
+            let losers: Vec<_> = losers.map(|claim| claim.decision.service.clone()).collect();
+            slot.insert(owner.is_some().then(|| Box::new(Before { owner, losers })));
+        }
+    }
+}

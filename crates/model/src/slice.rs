@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A slice as [`crate::World`] keeps it: what selection on *this* node reads, and nothing else.
+//!
+//! At 100,000 endpoints the form decides the size of the process, so node names shrink to "is it ours" (our name
+//! never changes), and zone hints, which most clusters do not use, cost nothing where there are none.
+
+use std::{net::IpAddr, sync::Arc};
+
+use crate::{
+    endpoint::{Endpoint, EndpointSlice, Hints, SlicePort},
+    family::Family,
+};
+
+#[derive(Debug)]
+pub(crate) struct Slice {
+    pub(crate) name: Arc<str>,
+    /// The list in which it was last seen.
+    pub(crate) seen: u32,
+    pub(crate) family: Family,
+    pub(crate) ports: Box<[SlicePort]>,
+    records: Box<[Record]>,
+    /// Zone hints, one for each record; empty if no record has any.
+    zones: Box<[Option<Arc<Hints>>]>,
+}
+
+impl Slice {
+    /// Addresses of another family than the slice's are left out: the API server never lets them pass, and a
+    /// frontend could not forward to them.
+    pub(crate) fn compact(slice: EndpointSlice, node_name: &str, seen: u32) -> Slice {
+        let fits = |endpoint: &&Endpoint| Family::of(endpoint.address) == slice.family;
+        let records = slice.endpoints.iter().filter(fits).map(|e| Record::of(e, node_name)).collect();
+        let zone_hints = |endpoint: &Endpoint| endpoint.hints.clone().filter(|hints| !hints.zones.is_empty());
+        let mut zones: Box<[_]> = slice.endpoints.iter().filter(fits).map(zone_hints).collect();
+        if zones.iter().all(Option::is_none) {
+            zones = Box::default();
+        }
+        Slice { name: slice.key.name, seen, family: slice.family, ports: slice.ports, records, zones }
+    }
+
+    /// Says the same as the other, to this node.
+    pub(crate) fn same_as(&self, other: &Slice) -> bool {
+        self.family == other.family
+            && self.ports == other.ports
+            && self.records == other.records
+            && (0..self.records.len()).all(|at| self.zone_hints(at) == other.zone_hints(at))
+    }
+
+    pub(crate) fn has_zone_hints(&self) -> bool {
+        !self.zones.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Every record, with whether its zone hints, if it has any, name `zone`.
+    pub(crate) fn records<'a>(
+        &'a self,
+        zone: Option<&'a str>,
+    ) -> impl Iterator<Item = (Record, Option<bool>)> + 'a {
+        self.records.iter().enumerate().map(move |(at, record)| {
+            let hint = self.zone_hints(at).map(|zones| zones.iter().any(|name| Some(&**name) == zone));
+            (*record, hint)
+        })
+    }
+
+    fn zone_hints(&self, at: usize) -> Option<&[Arc<str>]> {
+        Some(&self.zones.get(at)?.as_ref()?.zones)
+    }
+}
+
+/// One endpoint: 18 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) address: IpAddr,
+    flags: u8,
+}
+
+impl Record {
+    fn of(endpoint: &Endpoint, node_name: &str) -> Record {
+        let hinted = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.nodes);
+        let is_ours = |name: &Arc<str>| **name == *node_name;
+        let bits = [
+            (READY, endpoint.conditions.ready),
+            (SERVING, endpoint.conditions.serving),
+            (TERMINATING, endpoint.conditions.terminating),
+            (LOCAL, endpoint.node.as_ref().is_some_and(is_ours)),
+            (HINTS_NODES, !hinted.is_empty()),
+            (HINTS_US, hinted.iter().any(is_ours)),
+        ];
+        let flags = bits.iter().filter(|(_, set)| *set).fold(0, |flags, (bit, _)| flags | bit);
+        Record { address: endpoint.address, flags }
+    }
+
+    pub(crate) fn is_ready(self) -> bool {
+        self.flags & READY != 0
+    }
+
+    pub(crate) fn is_serving(self) -> bool {
+        self.flags & SERVING != 0
+    }
+
+    pub(crate) fn is_terminating(self) -> bool {
+        self.flags & TERMINATING != 0
+    }
+
+    pub(crate) fn is_local(self) -> bool {
+        self.flags & LOCAL != 0
+    }
+
+    /// Whether its node hints, if it has any, name this node.
+    pub(crate) fn node_hint(self) -> Option<bool> {
+        (self.flags & HINTS_NODES != 0).then_some(self.flags & HINTS_US != 0)
+    }
+}
+
+const READY: u8 = 1 << 0;
+const SERVING: u8 = 1 << 1;
+const TERMINATING: u8 = 1 << 2;
+const LOCAL: u8 = 1 << 3;
+const HINTS_NODES: u8 = 1 << 4;
+const HINTS_US: u8 = 1 << 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_takes_18_bytes() {
+        assert_eq!(size_of::<Record>(), 18);
+    }
+}
