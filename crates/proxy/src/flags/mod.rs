@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The command line: kube-proxy's flags, and a few of our own.
+//!
+//! - [`parse`]: how flags are written
+//! - [`table`]: which there are
+//! - this file: what they make together with a configuration file
+
+pub mod parse;
+pub mod table;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use self::parse::{Parsed, usage};
+use crate::{
+    config::{
+        Config,
+        decode::{self, Notice},
+    },
+    syntax::{GoDuration, parse_ip},
+};
+
+/// Everything flags and the configuration file said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub config: Config,
+    pub config_file: Option<PathBuf>,
+    pub write_config_to: Option<PathBuf>,
+    pub cleanup: bool,
+    pub init_only: bool,
+    pub master: String,
+    pub version: Option<String>,
+    pub help: bool,
+    pub source: Source,
+    /// Flags that belong to whichever mode is in use; which one is known only at the end.
+    per_mode: PerMode,
+    healthz_port: i32,
+    metrics_port: i32,
+    given: Vec<(&'static str, String)>,
+}
+
+/// Where Services and EndpointSlices come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    #[default]
+    Kubernetes,
+    /// A file or a folder of manifests.
+    File(PathBuf),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct PerMode {
+    masquerade_all: bool,
+    sync_period: GoDuration,
+    min_sync_period: GoDuration,
+    ipvs_sync_period: GoDuration,
+    ipvs_min_sync_period: GoDuration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let (min, max) = (GoDuration::from_secs(1), GoDuration::from_secs(30));
+        Options {
+            config: Config::with_defaults(),
+            config_file: None,
+            write_config_to: None,
+            cleanup: false,
+            init_only: false,
+            master: String::new(),
+            version: None,
+            help: false,
+            source: Source::Kubernetes,
+            per_mode: PerMode {
+                masquerade_all: false,
+                sync_period: max,
+                min_sync_period: min,
+                ipvs_sync_period: max,
+                ipvs_min_sync_period: min,
+            },
+            healthz_port: 10256,
+            metrics_port: 10249,
+            given: Vec::new(),
+        }
+    }
+}
+
+impl Options {
+    /// Reads the flags alone. Returns the words that are none.
+    pub fn parse(args: &[String]) -> Result<(Options, Vec<String>), String> {
+        let mut options = Options::default();
+        let Parsed { given, positional } = parse::parse(table::FLAGS, &mut options, args)?;
+        options.given = given;
+        Ok((options, positional))
+    }
+
+    /// Reads the configuration file, if one is named, and lets the program's own defaults have their say.
+    /// A file replaces everything but the flags that are always effective.
+    pub fn complete(&mut self) -> Result<Vec<Notice>, String> {
+        let mut notices = Vec::new();
+        if let Some(path) = self.config_file.clone() {
+            let failed =
+                |reason: String| format!("cannot read the configuration {}: {reason}", path.display());
+            let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
+            let decoded = decode::decode(&text).map_err(failed)?;
+            self.config = decoded.config;
+            notices = decoded.notices;
+            self.again()?;
+            self.config.settle();
+        } else {
+            self.apply_ports();
+            self.apply_mode();
+        }
+        Ok(notices)
+    }
+
+    /// Sets the flags that beat the file once more, now on top of it.
+    fn again(&mut self) -> Result<(), String> {
+        for (name, value) in self.given.clone() {
+            let flag = table::FLAGS.iter().find(|flag| flag.always && flag.name == name);
+            if let Some(flag) = flag {
+                (flag.set)(self, &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The deprecated port flags: 0 turns the server off, anything else is the port of an address without one.
+    fn apply_ports(&mut self) {
+        let config = &mut self.config;
+        let ports = [
+            (&mut config.healthz_bind_address, self.healthz_port),
+            (&mut config.metrics_bind_address, self.metrics_port),
+        ];
+        for (address, port) in ports {
+            if port == 0 {
+                address.clear();
+            } else if let Some(ip) = parse_ip(address) {
+                *address = if ip.is_ipv6() { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+            }
+        }
+    }
+
+    fn apply_mode(&mut self) {
+        let PerMode { masquerade_all, sync_period, min_sync_period, ipvs_sync_period, ipvs_min_sync_period } =
+            self.per_mode.clone();
+        let config = &mut self.config;
+        (config.iptables.sync_period, config.iptables.min_sync_period) = (sync_period, min_sync_period);
+        (config.nftables.sync_period, config.nftables.min_sync_period) = (sync_period, min_sync_period);
+        (config.ipvs.sync_period, config.ipvs.min_sync_period) = (ipvs_sync_period, ipvs_min_sync_period);
+        config.iptables.masquerade_all = masquerade_all;
+        config.nftables.masquerade_all = masquerade_all;
+        config.settle();
+    }
+
+    /// Every flag with its value, by name; the last one given, else the default.
+    pub fn listing(&self) -> BTreeMap<&'static str, String> {
+        let mut listing: BTreeMap<_, _> =
+            table::FLAGS.iter().map(|flag| (flag.name, flag.default.to_owned())).collect();
+        listing.extend(self.given.iter().cloned());
+        listing
+    }
+
+    /// A sentence for each deprecated flag that was used.
+    pub fn deprecations(&self) -> Vec<String> {
+        let advice = |name: &str| {
+            let flag = table::FLAGS.iter().find(|flag| flag.name == name)?;
+            flag.deprecated.map(|advice| format!("Flag --{name} has been deprecated, {advice}"))
+        };
+        self.given.iter().filter_map(|(name, _)| advice(name)).collect()
+    }
+}
+
+/// The usage text.
+pub fn help() -> String {
+    format!(
+        "Portolan keeps a chart of Service ports in the kernel: a replacement for kube-proxy.\n\n\
+         Usage:\n  \
+         portolan [flags]               serve the cluster's Services on this node\n  \
+         portolan --source file:PATH    serve the Services of a file or folder, without a cluster\n  \
+         portolan plan PATH [flags]     print what would be served, without touching the kernel\n  \
+         portolan dump [flags]          print what the kernel holds\n  \
+         portolan demo [--seconds N]    show it at work in a cluster of network namespaces (as root)\n\n\
+         Flags:\n{}",
+        usage(table::FLAGS)
+    )
+}

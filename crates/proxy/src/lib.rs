@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod flags;
+pub mod syntax;
