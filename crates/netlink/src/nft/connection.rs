@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The connection to nf_tables: commit batches, list objects.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::{
+    batch::{Batch, Delete},
+    decode::{self, Generic, InTable},
+    encode::{self, msg},
+    types::{Chain, Element, Listed, ListedRule, Set, Table, TableRef},
+};
+use crate::{
+    Family,
+    attr::{NLM_F_ACK, NLM_F_DUMP, Writer},
+    channel::{Ack, Channel},
+    codec::each_attr,
+    error::{Error, Op},
+    netns::Netns,
+    socket::{Protocol, Socket, Transport},
+};
+
+/// A connection to nf_tables.
+#[derive(Debug)]
+pub struct Nft<T = Socket> {
+    channel: Channel<T>,
+}
+
+/// What a listing of elements tells its visitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visit<'a> {
+    /// The listing begins. It begins again if something changed meanwhile: forget what came before.
+    Start,
+    /// An element.
+    Element(Element<'a>),
+}
+
+impl Nft<Socket> {
+    /// Connects in the network namespace of this thread.
+    pub fn open() -> Result<Nft<Socket>, Error> {
+        Ok(Nft::over(Socket::open(Protocol::Netfilter)?))
+    }
+
+    /// Connects in another network namespace.
+    pub fn open_in(netns: &Netns) -> Result<Nft<Socket>, Error> {
+        Ok(Nft::over(Socket::open_in(netns, Protocol::Netfilter)?))
+    }
+}
+
+impl<T: Transport> Nft<T> {
+    /// A connection over any transport.
+    pub fn over(transport: T) -> Nft<T> {
+        Nft { channel: Channel::new(transport) }
+    }
+
+    /// The transport below.
+    pub fn transport(&self) -> &T {
+        self.channel.transport()
+    }
+
+    /// The transport below.
+    pub fn transport_mut(&mut self) -> &mut T {
+        self.channel.transport_mut()
+    }
+
+    /// The number by which [`Event::port`](super::Event::port) tells our own changes from those of others.
+    pub fn port(&self) -> u32 {
+        self.channel.transport().port()
+    }
+
+    /// Waits no longer than this for an answer. It passes only when an answer was lost.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.channel.set_patience(patience);
+    }
+
+    /// Makes all changes of the batch, or none.
+    ///
+    /// The error is the first in the order of the batch, and names the operation by its tag. After
+    /// [`Error::Kernel`], [`Error::TooLarge`] and [`Error::Unencodable`] nothing has changed; after the others it is
+    /// unknown whether all or nothing has.
+    pub fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
+        match self.post(batch)? {
+            Some((seq, error)) => Err(located(batch, seq, error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks whether the kernel would take the batch, and changes nothing.
+    ///
+    /// The kernel has no such question; but a batch with one impossible operation is never committed. What the kernel
+    /// checks only when it commits, such as loops of jumps, is not found here.
+    pub fn rehearse(&mut self, batch: &Batch) -> Result<(), Error> {
+        let mut rehearsal = batch.clone();
+        rehearsal.add_impossible();
+        match self.post(&rehearsal)? {
+            // Handles count up from 1.
+            Some((seq, error)) if seq == rehearsal.ack_seq() && error.is_not_found() => Ok(()),
+            Some((seq, error)) => Err(located(&rehearsal, seq, error)),
+            None => Err(Error::Malformed("an impossible operation was accepted")),
+        }
+    }
+
+    /// Sends the batch; the first error, and the sequence number of its message.
+    fn post(&mut self, batch: &Batch) -> Result<Option<(u32, Error)>, Error> {
+        if let Some(error) = batch.unencodable() {
+            return Err(error);
+        }
+        if batch.is_empty() {
+            return Ok(None);
+        }
+        let mut acknowledged = false;
+        let mut first: Option<(Ack, Errno)> = None;
+        let outcome = self.channel.batch(batch.bytes(), |ack| match ack.errno {
+            None => acknowledged |= ack.seq == batch.ack_seq(),
+            // Messages are worked on in order, and so are the answers. Only what concerns the batch as a whole
+            // (it has the sequence number of the begin) may come out of order; it sorts first.
+            Some(errno) if first.as_ref().is_none_or(|(known, _)| ack.seq < known.seq) => {
+                first = Some((ack, errno))
+            }
+            Some(_) => {}
+        });
+        match (first, outcome) {
+            // The kernel's word counts, even if it had more to say than we could hold.
+            (Some((ack, errno)), _) => Ok(Some((ack.seq, ack.into_error(Op::Batch, errno)))),
+            (None, Err(error)) => Err(error),
+            (None, Ok(())) if acknowledged => Ok(None),
+            (None, Ok(())) => Err(Error::Malformed("a batch was not acknowledged")),
+        }
+    }
+
+    /// The number of commits there have been. It counts those of all tables and programs.
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        let mut generation = None;
+        let kind = (msg::GETGEN, NLM_F_ACK);
+        self.channel.exchange(
+            "read the generation",
+            kind,
+            |w| encode::genmsg(w, 0),
+            |message| {
+                let generic = Generic::read(message)?;
+                each_attr(generic.attrs, |attr| {
+                    if attr.kind == 1 {
+                        generation = Some(attr.be32()?);
+                    }
+                    Ok(())
+                })
+            },
+        )?;
+        generation.ok_or(Error::Malformed("an answer without a generation"))
+    }
+
+    /// All tables of a family.
+    pub fn tables(&mut self, family: Family) -> Result<Vec<Listed<Table>>, Error> {
+        self.list(
+            ("list tables", msg::GETTABLE),
+            family,
+            |_| {},
+            |attrs| Ok(Some(decode::table(family, attrs)?)),
+        )
+    }
+
+    /// All chains of a table. None if there is no such table.
+    pub fn chains(&mut self, table: TableRef<'_>) -> Result<Vec<Listed<Chain>>, Error> {
+        let ask = |w: &mut Writer| w.str(encode::CHAIN_TABLE, table.name);
+        self.list(("list chains", msg::GETCHAIN), table.family, ask, |attrs| {
+            Ok(decode::chain(attrs)?.of(table))
+        })
+    }
+
+    /// All rules of a table, chain by chain, in their order. None if there is no such table.
+    pub fn rules(&mut self, table: TableRef<'_>) -> Result<Vec<ListedRule>, Error> {
+        let ask = |w: &mut Writer| w.str(encode::RULE_TABLE, table.name);
+        self.list(("list rules", msg::GETRULE), table.family, ask, |attrs| Ok(decode::rule(attrs)?.of(table)))
+    }
+
+    /// All sets and maps of a table. None if there is no such table.
+    pub fn sets(&mut self, table: TableRef<'_>) -> Result<Vec<Listed<Set>>, Error> {
+        let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);
+        let listed = self
+            .list(("list sets", msg::GETSET), table.family, ask, |attrs| Ok(decode::set(attrs)?.of(table)));
+        // For the others the kernel has an empty list here.
+        match listed {
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            listed => listed,
+        }
+    }
+
+    /// Visits all elements of a set or map, in no order, without keeping them.
+    ///
+    /// Begins again, with [`Visit::Start`], when something changed meanwhile; [`Error::Interrupted`] if that goes on.
+    pub fn elements(
+        &mut self,
+        table: TableRef<'_>,
+        set: &str,
+        mut visit: impl FnMut(Visit<'_>),
+    ) -> Result<(), Error> {
+        let ask = |w: &mut Writer| {
+            w.str(encode::LIST_TABLE, table.name);
+            w.str(encode::LIST_SET, set);
+        };
+        retry(|| {
+            visit(Visit::Start);
+            self.dump(("list elements", msg::GETSETELEM), table.family, ask, |attrs| {
+                decode::elements(attrs, |element| visit(Visit::Element(*element))).map(|_| ())
+            })
+        })
+    }
+
+    fn list<R>(
+        &mut self,
+        what: (&'static str, u16),
+        family: Family,
+        ask: impl Fn(&mut Writer),
+        mut read: impl FnMut(&[u8]) -> Result<Option<R>, Error>,
+    ) -> Result<Vec<R>, Error> {
+        retry(|| {
+            let mut found = Vec::new();
+            self.dump(what, family, &ask, |attrs| {
+                found.extend(read(attrs)?);
+                Ok(())
+            })?;
+            Ok(found)
+        })
+    }
+
+    /// One listing. It fails with [`Error::Interrupted`] unless all of it was said in one generation.
+    fn dump(
+        &mut self,
+        (what, kind): (&'static str, u16),
+        family: Family,
+        ask: impl Fn(&mut Writer),
+        mut read: impl FnMut(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut generation = None;
+        let fill = |w: &mut Writer| {
+            encode::genmsg(w, family.number());
+            ask(w);
+        };
+        self.channel.exchange(what, (kind, NLM_F_DUMP), fill, |message| {
+            let generic = Generic::read(message)?;
+            // The kernel marks listings that changed under its hands, but not for elements of a set.
+            if *generation.get_or_insert(generic.generation) != generic.generation {
+                return Err(Error::Interrupted);
+            }
+            if generic.family != Some(family) {
+                return Ok(());
+            }
+            read(generic.attrs)
+        })
+    }
+}
+
+impl Batch {
+    fn add_impossible(&mut self) {
+        // No table ever gets this handle.
+        self.delete_table_by_handle(u32::MAX, Family::V4, u64::MAX, Delete::Existing);
+    }
+}
+
+impl<R> InTable<'_, R> {
+    /// The object if it is in this table. Not every listing is restricted by the kernel.
+    fn of(self, table: TableRef<'_>) -> Option<R> {
+        (self.table == table.name).then_some(self.object)
+    }
+}
+
+fn located(batch: &Batch, seq: u32, error: Error) -> Error {
+    match error {
+        Error::Kernel { errno, extack, offset, .. } => Error::Kernel {
+            op: batch.op(seq),
+            errno,
+            extack,
+            offset,
+            element: offset.and_then(|offset| batch.element_at(seq, offset)),
+        },
+        other => other,
+    }
+}
+
+fn retry<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(Error::Interrupted) => {}
+            outcome => return outcome,
+        }
+    }
+    attempt()
+}
+
+/// Other programs' changes interrupt our listings too. Who changes something between any two of this many listings
+/// would keep us listing forever.
+const ATTEMPTS: usize = 10;

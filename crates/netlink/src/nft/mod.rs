@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! nf_tables: tables, chains, rules, sets and maps, written and read without the `nft` binary.
+//!
+//! ```no_run
+//! use netlink::{Family, nft::*};
+//!
+//! # fn main() -> Result<(), netlink::Error> {
+//! let table = TableRef { family: Family::V4, name: "example" };
+//! let mut batch = Batch::new();
+//! batch.add_table(1, &Table::new(table.family, table.name), Create::IfMissing);
+//! batch.add_set(2, table, &Set::new("blocked", [Type::IPV4_ADDR.into()]), Create::IfMissing);
+//! batch.add_elements(3, table, "blocked", Create::IfMissing).push(&Element::key(&[192, 0, 2, 1]));
+//! Nft::open()?.commit(&batch)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What is listed compares equal to what was sent: see [`expr`].
+
+mod batch;
+mod connection;
+mod decode;
+mod decode_expr;
+mod encode;
+mod encode_expr;
+pub mod expr;
+mod monitor;
+mod types;
+mod userdata;
+
+pub use batch::{Batch, Create, Delete, ElementWriter};
+pub use connection::{Nft, Visit};
+pub use expr::{
+    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Header, MetaKey, NatFlags, NatKind,
+    NumgenMode, Reg, Reject,
+};
+pub use monitor::{Change, Event, Monitor, Object};
+pub use types::{
+    Base, Chain, ChainKind, Counter, Element, ElementValue, Field, Hook, Lifetime, Listed, ListedRule,
+    Policy, Rule, Set, Table, TableRef, Type, Typeof, Value, Verdict,
+};
