@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the program counts. The names with `kubeproxy_` are kube-proxy's, with its types, labels and buckets,
+//! so that existing dashboards and alerts go on working; those with `portolan_` are ours.
+
+mod process;
+mod registry;
+
+use std::time::SystemTime;
+
+use model::Family as IpFamily;
+
+use self::registry::Render;
+pub use self::{
+    process::start_time,
+    registry::{Counter, Family, Gauge, Histogram},
+};
+
+/// Declares the metrics, in the order they are written out: by name.
+macro_rules! metrics {
+    ($($field:ident: $type:ident = $name:literal $help:literal [$($label:literal),*] $make:expr;)*) => {
+        /// See the module.
+        pub struct Metrics {
+            started: SystemTime,
+            $(#[doc = $help] pub $field: Family<$type>,)*
+        }
+
+        impl Metrics {
+            pub fn new(started: SystemTime) -> Metrics {
+                Metrics { started, $($field: Family::new($name, $help, &[$($label),*], $make),)* }
+            }
+
+            fn all(&self) -> Vec<&dyn Render> {
+                vec![$(&self.$field),*]
+            }
+        }
+    };
+}
+
+metrics! {
+    conntrack_deleted: Counter = "kubeproxy_conntrack_reconciler_deleted_entries_total"
+        "[ALPHA] Tracked flows removed because their endpoint went away." ["ip_family"] Counter::default;
+    conntrack_duration: Histogram = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
+        "[ALPHA] Time to look for stale tracked flows and remove them." ["ip_family"] sync_buckets;
+    network_programming: Histogram = "kubeproxy_network_programming_duration_seconds"
+        "[ALPHA] From the change of a pod or service to its commit in the kernel." ["ip_family"] programming_buckets;
+    healthz: Counter = "kubeproxy_proxy_healthz_total"
+        "[ALPHA] Answers of /healthz by status code." ["code"] Counter::default;
+    livez: Counter = "kubeproxy_proxy_livez_total"
+        "[ALPHA] Answers of /livez by status code." ["code"] Counter::default;
+    sync_full: Histogram = "kubeproxy_sync_full_proxy_rules_duration_seconds"
+        "[ALPHA] Time of a write of everything to the kernel." ["ip_family"] sync_buckets;
+    sync_partial: Histogram = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
+        "[ALPHA] Time of a write of what changed to the kernel." ["ip_family"] sync_buckets;
+    sync: Histogram = "kubeproxy_sync_proxy_rules_duration_seconds"
+        "[ALPHA] Time of a write to the kernel." ["ip_family"] sync_buckets;
+    endpoint_changes_pending: Gauge = "kubeproxy_sync_proxy_rules_endpoint_changes_pending"
+        "[ALPHA] EndpointSlice changes received and not yet in the kernel." [] Gauge::default;
+    endpoint_changes: Counter = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
+        "[ALPHA] EndpointSlice changes received." [] Counter::default;
+    last_queued: Gauge = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
+        "[ALPHA] When a write to the kernel was last asked for." ["ip_family"] Gauge::default;
+    last_synced: Gauge = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+        "[ALPHA] When the kernel was last written successfully." ["ip_family"] Gauge::default;
+    nftables_failures: Counter = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
+        "[ALPHA] Writes to nftables that failed." ["ip_family"] Counter::default;
+    no_local_endpoints: Gauge = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+        "[ALPHA] Service ports with a Local traffic policy and endpoints, but none on this node."
+        ["ip_family", "traffic_policy"] Gauge::default;
+    service_changes_pending: Gauge = "kubeproxy_sync_proxy_rules_service_changes_pending"
+        "[ALPHA] Service changes received and not yet in the kernel." [] Gauge::default;
+    service_changes: Counter = "kubeproxy_sync_proxy_rules_service_changes_total"
+        "[ALPHA] Service changes received." [] Counter::default;
+    bad_objects: Counter = "portolan_bad_objects_total"
+        "Objects, or parts of them, that could not be used, by reason." ["reason"] Counter::default;
+    build: Gauge = "portolan_build_info"
+        "The version that runs; always 1." ["version"] Gauge::default;
+    conflicts: Counter = "portolan_conflicts_total"
+        "Frontends that two services claim; the older service keeps them." [] Counter::default;
+    frontends: Gauge = "portolan_frontends"
+        "Addresses and ports that are served." ["ip_family"] Gauge::default;
+    panics: Counter = "portolan_panics_total"
+        "Bugs that were caught and survived." [] Counter::default;
+    programming: Histogram = "portolan_programming_duration_seconds"
+        "From the receipt of a change to its commit in the kernel." [] fine_buckets;
+}
+
+impl Metrics {
+    /// All of it, in the text form that Prometheus reads.
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        self.all().iter().for_each(|family| family.render(&mut out));
+        process::render(&mut out, self.started);
+        out
+    }
+}
+
+/// The label value for a family.
+pub fn ip_family(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "IPv4",
+        IpFamily::V6 => "IPv6",
+    }
+}
+
+/// 1 ms doubled fourteen times.
+fn sync_buckets() -> Histogram {
+    Histogram::new((0..15).map(|power| 0.001 * f64::from(1 << power)).collect())
+}
+
+/// From 50 us to 13 s: our changes are too fast for the buckets above.
+fn fine_buckets() -> Histogram {
+    Histogram::new((0..19).map(|power| 0.000_05 * f64::from(1 << power)).collect())
+}
+
+fn programming_buckets() -> Histogram {
+    let mut bounds = vec![0.25, 0.5];
+    bounds.extend((1..60).map(f64::from));
+    bounds.extend((60..120).step_by(5).map(f64::from));
+    bounds.extend((120..=300).step_by(30).map(f64::from));
+    Histogram::new(bounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kube_proxys_names_types_and_buckets() {
+        let metrics = Metrics::new(SystemTime::now());
+        metrics.sync.with(&["IPv4"]).observe(0.003);
+        metrics.network_programming.with(&["IPv4"]).observe(500.0);
+        metrics.no_local_endpoints.with(&["IPv4", "internal"]).set(2.0);
+        metrics.service_changes.with(&[]).add(3);
+        let text = metrics.render();
+        for line in [
+            "# HELP kubeproxy_sync_proxy_rules_duration_seconds [ALPHA] Time of a write to the kernel.",
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.002\"} 0",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"16.384\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"59\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"115\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"300\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"+Inf\"} 1",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"} 2",
+            "# TYPE kubeproxy_sync_proxy_rules_service_changes_total counter",
+            "kubeproxy_sync_proxy_rules_service_changes_total 3",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+        }
+        let buckets =
+            |name: &str| text.lines().filter(|line| line.starts_with(&format!("{name}_bucket"))).count();
+        assert_eq!(buckets("kubeproxy_sync_proxy_rules_duration_seconds"), 16);
+        assert_eq!(buckets("kubeproxy_network_programming_duration_seconds"), 2 + 59 + 12 + 7 + 1);
+        assert!(!text.contains("kubeproxy_proxy_healthz_total"), "not used yet");
+    }
+
+    #[test]
+    fn the_process_is_described() {
+        let text = Metrics::new(start_time()).render();
+        for name in ["cpu_seconds_total", "open_fds", "resident_memory_bytes", "start_time_seconds"] {
+            let line = text.lines().find(|line| line.starts_with(&format!("process_{name} ")));
+            let value: f64 = line.and_then(|line| line.split(' ').nth(1)).expect(name).parse().expect(name);
+            assert!(value.is_finite() && (value > 0.0 || name == "cpu_seconds_total"), "{name} {value}");
+        }
+    }
+}
