@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What was wrong with an object: named, logged once, counted by reason. The rest of the world goes on.
+
+use std::{
+    borrow::Cow,
+    collections::VecDeque,
+    fmt,
+    hash::{BuildHasher, Hash},
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use hashbrown::{DefaultHashBuilder, HashSet};
+
+/// One thing that was wrong with one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Kind, namespace and name as people write them: `Service shop/cart`. Empty if that could not be read.
+    pub object: String,
+    /// The path inside the object, `spec.ports[2].port`. Empty if the whole object is meant.
+    pub field: Cow<'static, str>,
+    pub reason: Reason,
+    /// What was written there, shortened.
+    pub value: String,
+    /// The file and the line (from 1) it came from; none for objects from the API.
+    pub place: Option<(PathBuf, usize)>,
+}
+
+impl Problem {
+    /// A value longer than this says nothing more to a reader.
+    const MAX_VALUE: usize = 120;
+
+    /// A problem without a place.
+    pub fn new(
+        object: impl Into<String>,
+        field: impl Into<Cow<'static, str>>,
+        reason: Reason,
+        value: impl fmt::Display,
+    ) -> Problem {
+        let mut value = value.to_string();
+        if value.len() > Problem::MAX_VALUE {
+            let cut = (0..=Problem::MAX_VALUE).rev().find(|at| value.is_char_boundary(*at)).unwrap_or(0);
+            value.truncate(cut);
+            value.push('…');
+        }
+        Problem { object: object.into(), field: field.into(), reason, value, place: None }
+    }
+}
+
+impl fmt::Display for Problem {
+    /// `svc.yaml:12: Service shop/cart: spec.ports[2].port: not a port from 1 to 65535: "70000"; port left out`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((path, line)) = &self.place {
+            write!(f, "{}:{line}: ", path.display())?;
+        }
+        for part in [self.object.as_str(), &self.field] {
+            if !part.is_empty() {
+                write!(f, "{part}: ")?;
+            }
+        }
+        f.write_str(self.reason.text())?;
+        if !self.value.is_empty() {
+            write!(f, ": {:?}", self.value)?;
+        }
+        match self.reason.consequence() {
+            "" => Ok(()),
+            consequence => write!(f, "; {consequence}"),
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($variant:ident, $label:literal, $text:literal, $consequence:literal;)*) => {
+        /// Why something was left out. Few and fixed, so that each can be a counter's label.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason {
+            $(#[doc = $text] $variant,)*
+        }
+
+        impl Reason {
+            pub const ALL: &'static [Reason] = &[$(Reason::$variant,)*];
+
+            /// The counter's label, in snake case.
+            pub fn label(self) -> &'static str {
+                match self { $(Reason::$variant => $label,)* }
+            }
+
+            /// What is wrong, for people.
+            pub fn text(self) -> &'static str {
+                match self { $(Reason::$variant => $text,)* }
+            }
+
+            /// What follows from it, for people; may be empty.
+            pub fn consequence(self) -> &'static str {
+                match self { $(Reason::$variant => $consequence,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    BadAddress, "bad_address", "not an IP address", "address left out";
+    BadCidr, "bad_cidr", "not a CIDR", "range left out";
+    BadPort, "bad_port", "not a port from 1 to 65535", "port left out";
+    BadNodePort, "bad_node_port", "not a node port from 0 to 65535", "node port left out";
+    BadProtocol, "bad_protocol", "not one of TCP, UDP, SCTP", "port left out";
+    BadPolicy, "bad_policy", "not one of Cluster, Local", "Cluster is assumed";
+    BadServiceType, "bad_service_type",
+        "not one of ClusterIP, NodePort, LoadBalancer, ExternalName", "ClusterIP is assumed";
+    BadAffinity, "bad_affinity", "not one of None, ClientIP", "no affinity is assumed";
+    BadTimeout, "bad_timeout", "not a number of seconds from 1 to 86400", "10800 is assumed";
+    BadFamily, "bad_family", "not one of IPv4, IPv6", "the cluster IP at this place is left out";
+    BadIpMode, "bad_ip_mode", "not one of VIP, Proxy", "address left out";
+    BadTime, "bad_time", "not an RFC 3339 time", "time ignored";
+    BadAddressType, "bad_address_type", "not one of IPv4, IPv6, FQDN", "slice left out";
+    FqdnSlice, "fqdn_slice", "addresses by name cannot be proxied", "slice left out";
+    WrongFamily, "wrong_family", "the address is not of the family it is declared for", "address left out";
+    NoServiceName, "no_service_name", "the label kubernetes.io/service-name is missing", "slice left out";
+    NoName, "no_name", "metadata.name is missing", "object left out";
+    NoNamespace, "no_namespace", "metadata.namespace is missing", "object left out";
+    NoClusterIp, "no_cluster_ip", "no usable cluster IP; one must be given", "Service left out";
+    NoAddress, "no_address", "an endpoint without address", "endpoint left out";
+    NoPorts, "no_ports", "a slice with endpoints but without ports", "it serves nothing";
+    NoPortNumber, "no_port_number", "a slice port without number", "port left out";
+    DuplicatePort, "duplicate_port",
+        "two ports of one name and protocol", "the later one is used";
+    DuplicateObject, "duplicate_object", "this object is already given elsewhere", "the earlier one is used";
+    BadEndpoints, "bad_endpoints", "not written as in \"10.0.0.1:80\" or \"http=10.0.0.1:80\"", "endpoint left out";
+    UnknownPort, "unknown_port", "the Service has no such port", "endpoint left out";
+    Undecodable, "undecodable", "the object cannot be read", "object left out";
+    UnknownKind, "unknown_kind", "nothing to be proxied", "document ignored";
+    OtherNode, "other_node", "a node other than this one", "document ignored";
+    BadSyntax, "bad_syntax", "not valid YAML or JSON", "";
+    Unreadable, "unreadable", "the file cannot be read", "";
+    Kept, "kept", "not everything in this file could be used",
+        "objects that are no longer in it stay served until it is mended or deleted";
+}
+
+/// Where problems go. Shared by everything that finds some; cheap enough to be asked on every event.
+#[derive(Debug)]
+pub struct Problems {
+    counts: Box<[AtomicU64]>,
+    memory: Mutex<Memory>,
+    hasher: DefaultHashBuilder,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    /// Hashes of what was logged already: an object that stays bad is logged once, not on each of its updates.
+    logged: HashSet<u64>,
+    recent: VecDeque<Problem>,
+}
+
+impl Problems {
+    const RECENT: usize = 64;
+    /// After so many different problems, forget which were logged; a few repeated lines cost less than memory.
+    const LOGGED: usize = 4096;
+
+    pub fn new() -> Problems {
+        Problems {
+            counts: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            memory: Mutex::default(),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+
+    /// Counts the problem, keeps it among the recent ones, and logs it unless it was logged before.
+    pub fn report(&self, problem: Problem) {
+        self.counts[problem.reason as usize].fetch_add(1, Ordering::Relaxed);
+        let hash = self.hasher.hash_one((
+            &problem.object,
+            &problem.field,
+            problem.reason,
+            &problem.value,
+            problem.place.as_ref().map(|(path, _)| path),
+        ));
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if memory.logged.len() >= Problems::LOGGED {
+            memory.logged.clear();
+        }
+        if !memory.logged.insert(hash) {
+            return;
+        }
+        if memory.recent.len() == Problems::RECENT {
+            memory.recent.pop_front();
+        }
+        memory.recent.push_back(problem.clone());
+        drop(memory);
+        if matches!(problem.reason, Reason::UnknownKind | Reason::OtherNode) {
+            tracing::info!(reason = problem.reason.label(), "{problem}");
+        } else {
+            tracing::warn!(reason = problem.reason.label(), "{problem}");
+        }
+    }
+
+    /// How often each reason occurred. Repeated reports of one problem count each time.
+    pub fn counts(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+        Reason::ALL.iter().map(|reason| (*reason, self.count(*reason)))
+    }
+
+    /// How often one reason occurred.
+    pub fn count(&self, reason: Reason) -> u64 {
+        self.counts[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// The latest different problems, oldest first.
+    pub fn recent(&self) -> Vec<Problem> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).recent.iter().cloned().collect()
+    }
+}
+
+impl Default for Problems {
+    fn default() -> Problems {
+        Problems::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_reads_as_one_sentence() {
+        let mut problem = Problem::new("Service shop/cart", "spec.ports[2].port", Reason::BadPort, 70000);
+        assert_eq!(
+            problem.to_string(),
+            "Service shop/cart: spec.ports[2].port: not a port from 1 to 65535: \"70000\"; port left out"
+        );
+        problem.place = Some((PathBuf::from("svc.yaml"), 12));
+        assert!(problem.to_string().starts_with("svc.yaml:12: Service shop/cart: "));
+    }
+
+    #[test]
+    fn long_values_are_cut_at_a_character() {
+        let problem = Problem::new("", "", Reason::BadAddress, "é".repeat(1000));
+        assert!(problem.value.len() <= Problem::MAX_VALUE + '…'.len_utf8());
+    }
+
+    #[test]
+    fn repeated_problems_are_counted_but_kept_once() {
+        let problems = Problems::new();
+        for _ in 0..3 {
+            problems.report(Problem::new("Service a/b", "", Reason::NoClusterIp, ""));
+        }
+        assert_eq!(problems.count(Reason::NoClusterIp), 3);
+        assert_eq!(problems.recent().len(), 1);
+        assert_eq!(problems.counts().map(|(_, count)| count).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let problems = Problems::new();
+        for n in 0..3 * Problems::LOGGED {
+            problems.report(Problem::new("", "", Reason::BadPort, n));
+        }
+        assert_eq!(problems.recent().len(), Problems::RECENT);
+        assert!(problems.memory.lock().unwrap().logged.len() <= Problems::LOGGED);
+    }
+
+    #[test]
+    fn labels_are_distinct() {
+        let labels: HashSet<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
+        assert_eq!(labels.len(), Reason::ALL.len());
+    }
+}
