@@ -2,6 +2,8 @@
 
 //! Reading netlink messages. A [`Reader`] only moves forward, and refuses what does not fit.
 
+use std::net::IpAddr;
+
 use crate::{attr::HEADER_LEN, error::Error};
 
 /// Bytes not read yet.
@@ -80,6 +82,14 @@ impl<'a> Attr<'a> {
 
     pub(crate) fn ne32(&self) -> Result<u32, Error> {
         Ok(u32::from_ne_bytes(self.exact()?))
+    }
+
+    /// An address, by its length.
+    pub(crate) fn address(&self) -> Result<IpAddr, Error> {
+        if let Ok(octets) = <[u8; 4]>::try_from(self.payload) {
+            return Ok(octets.into());
+        }
+        Ok(self.exact::<16>()?.into())
     }
 
     /// The text up to the first zero byte.

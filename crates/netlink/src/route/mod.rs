@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Links, addresses and routes: what a proxy watches, and what a test network is built of.
+
+mod address;
+mod link;
+mod monitor;
+
+pub use address::Address;
+pub use link::{Link, LinkKind};
+pub use monitor::{AddressChange, AddressMonitor};
+
+use std::net::IpAddr;
+
+use crate::{
+    Family,
+    attr::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Writer},
+    channel::Channel,
+    error::Error,
+    netns::Netns,
+    socket::{Protocol, Socket, Transport},
+};
+
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+
+const RT_TABLE_MAIN: u8 = 254;
+const RT_TABLE_LOCAL: u8 = 255;
+const RTPROT_BOOT: u8 = 3;
+const RT_SCOPE_UNIVERSE: u8 = 0;
+const RT_SCOPE_LINK: u8 = 253;
+const RT_SCOPE_HOST: u8 = 254;
+const RTNH_F_ONLINK: u32 = 4;
+
+/// A connection to the part of the kernel that keeps links, addresses and routes.
+#[derive(Debug)]
+pub struct Route<T = Socket> {
+    channel: Channel<T>,
+}
+
+impl Route<Socket> {
+    /// Connects in the network namespace of this thread.
+    pub fn open() -> Result<Route<Socket>, Error> {
+        Ok(Route::over(Socket::open(Protocol::Route)?))
+    }
+
+    /// Connects in another network namespace.
+    pub fn open_in(netns: &Netns) -> Result<Route<Socket>, Error> {
+        Ok(Route::over(Socket::open_in(netns, Protocol::Route)?))
+    }
+}
+
+/// A route in the main table (or, if it is local, in the local one).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// Address and prefix length of the destinations.
+    pub destination: (IpAddr, u8),
+    /// What happens to packets.
+    pub kind: RouteKind,
+    /// The next router.
+    pub gateway: Option<IpAddr>,
+    /// The index of the link they leave by.
+    pub link: Option<u32>,
+    /// The gateway is on the link, even if no address there says so.
+    pub onlink: bool,
+    /// The source address that this machine's own packets get.
+    pub source: Option<IpAddr>,
+}
+
+/// What happens to packets on a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteKind {
+    /// They are sent on.
+    Unicast,
+    /// They are for this machine.
+    Local,
+    /// They are dropped without a word.
+    Blackhole,
+    /// They are dropped, and the sender is told.
+    Unreachable,
+}
+
+impl RouteSpec {
+    /// A route to these destinations, still without gateway and link.
+    pub fn to(address: IpAddr, prefix_len: u8) -> RouteSpec {
+        RouteSpec {
+            destination: (address, prefix_len),
+            kind: RouteKind::Unicast,
+            gateway: None,
+            link: None,
+            onlink: false,
+            source: None,
+        }
+    }
+
+    /// The same by a gateway.
+    pub fn via(self, gateway: IpAddr) -> RouteSpec {
+        RouteSpec { gateway: Some(gateway), ..self }
+    }
+
+    /// The same by a link.
+    pub fn dev(self, index: u32) -> RouteSpec {
+        RouteSpec { link: Some(index), ..self }
+    }
+
+    fn write(&self, w: &mut Writer) {
+        let (address, prefix_len) = self.destination;
+        let (kind, table) = match self.kind {
+            RouteKind::Unicast => (1, RT_TABLE_MAIN),
+            RouteKind::Local => (2, RT_TABLE_LOCAL),
+            RouteKind::Blackhole => (6, RT_TABLE_MAIN),
+            RouteKind::Unreachable => (7, RT_TABLE_MAIN),
+        };
+        let scope = match (self.kind, self.gateway) {
+            (RouteKind::Local, _) => RT_SCOPE_HOST,
+            (RouteKind::Unicast, None) => RT_SCOPE_LINK,
+            _ => RT_SCOPE_UNIVERSE,
+        };
+        let flags = if self.onlink { RTNH_F_ONLINK } else { 0 };
+        w.raw(&[family_of(address).number(), prefix_len, 0, 0, table, RTPROT_BOOT, scope, kind]);
+        w.raw(&flags.to_ne_bytes());
+        if prefix_len > 0 {
+            write_address(w, RTA_DST, address);
+        }
+        if let Some(gateway) = self.gateway {
+            write_address(w, RTA_GATEWAY, gateway);
+        }
+        if let Some(link) = self.link {
+            w.ne32(RTA_OIF, link);
+        }
+        if let Some(source) = self.source {
+            write_address(w, RTA_PREFSRC, source);
+        }
+    }
+}
+
+impl<T: Transport> Route<T> {
+    /// A connection over any transport.
+    pub fn over(transport: T) -> Route<T> {
+        Route { channel: Channel::new(transport) }
+    }
+
+    /// Adds a route.
+    pub fn add_route(&mut self, route: &RouteSpec) -> Result<(), Error> {
+        self.change("add a route", RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, |w| route.write(w))
+    }
+
+    /// Deletes a route.
+    pub fn delete_route(&mut self, route: &RouteSpec) -> Result<(), Error> {
+        self.change("delete a route", RTM_DELROUTE, 0, |w| route.write(w))
+    }
+
+    fn change(
+        &mut self,
+        what: &'static str,
+        kind: u16,
+        flags: u16,
+        fill: impl FnOnce(&mut Writer),
+    ) -> Result<(), Error> {
+        self.channel.exchange(what, (kind, flags | NLM_F_ACK), fill, |_| Ok(()))
+    }
+}
+
+fn write_address(w: &mut Writer, kind: u16, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => w.attr(kind, &address.octets()),
+        IpAddr::V6(address) => w.attr(kind, &address.octets()),
+    }
+}
+
+fn family_of(address: IpAddr) -> Family {
+    match address {
+        IpAddr::V4(_) => Family::V4,
+        IpAddr::V6(_) => Family::V6,
+    }
+}
+
+#[cfg(test)]
+mod tests;
