@@ -29,6 +29,8 @@ pub mod netns;
 pub mod nft;
 pub mod route;
 pub mod socket;
+#[cfg(test)]
+mod testing;
 
 pub use error::{Error, Op};
 pub use netns::Netns;

@@ -40,3 +40,29 @@ pub use types::{
     Base, Chain, ChainKind, Counter, Element, ElementValue, Field, Hook, Lifetime, Listed, ListedRule,
     Policy, Rule, Set, Table, TableRef, Type, Typeof, Value, Verdict,
 };
+
+/// For [`crate::fuzzing`].
+pub(crate) mod fuzzing {
+    use super::{Event, decode, monitor};
+    use crate::{Family, codec::Message};
+
+    pub(crate) fn decode_message(message: &Message<'_>) {
+        if let Ok(Some(event)) = monitor::event(message) {
+            let _: u32 = Event::port(&event);
+        }
+        if let Ok(generic) = decode::Generic::read(message) {
+            decode_attrs(generic.family.unwrap_or(Family::V4), generic.attrs);
+        }
+    }
+
+    pub(crate) fn decode_attrs(family: Family, attrs: &[u8]) {
+        decode::table(family, attrs).ok();
+        decode::chain(attrs).ok();
+        decode::rule(attrs).ok();
+        decode::set(attrs).ok();
+        decode::elements(attrs, |_| {}).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,8 @@ pub use address::Address;
 pub use link::{Link, LinkKind};
 pub use monitor::{AddressChange, AddressMonitor};
 
+pub(crate) use monitor::change as read_address_change;
+
 use std::net::IpAddr;
 
 use crate::{

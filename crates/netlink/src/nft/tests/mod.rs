@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What is sent comes back the same: through our own decoder, and through the kernel.
+
+mod batch;
+mod gallery;
+mod kernel;
+mod monitor;
+mod printed;
+mod property;
