@@ -1,3 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//! From the Plan to the kernel.
+//!
+//! A dataplane makes the kernel match a [`model::Plan`]. It never looks at a traffic policy, a topology hint or a
+//! Kubernetes type, and it is synchronous: one thread reconciles.
+//!
+//! # Layout
+//!
+//! - [`nftables`]: maps of ports in tables of our own; the default
+//! - [`none`]: does nothing; for dry runs, and the template for another dataplane
+//! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
+//! - [`names`]: every name put into a kernel
+//! - [`error`]: what can go wrong
+
 #![forbid(unsafe_code)]
+
+pub mod conntrack;
+pub mod error;
+pub mod names;
+pub mod nftables;
+pub mod none;
+
+use model::{Changes, PerFamily, Plan};
+
+pub use error::{Error, Unsupported};
+
+/// Makes the kernel match a Plan.
+pub trait Dataplane: Send {
+    /// Makes the kernel match `plan`. Idempotent. After an `Err` the next call is complete, whatever its scope.
+    fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error>;
+
+    /// Removes all we own, and nothing else. Goes on after errors and reports them together.
+    fn cleanup(&mut self) -> Result<(), Error>;
+
+    /// What the kernel holds now, as text.
+    fn dump(&mut self) -> Result<String, Error>;
+}
+
+/// How much of a Plan to look at. A hint: [`Scope::All`] is always right.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// All of it, compared with what the kernel really holds: at the start, after an error, and to mend what
+    /// somebody else changed.
+    All,
+    /// What the last [`Plan::update`] changed. The cost grows with the change, not with the Plan.
+    Only(&'a Changes),
+}
+
+/// What an [`Dataplane::apply`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Atomic commits.
+    pub batches: u32,
+    /// Elements added, a replaced one included.
+    pub added: u64,
+    /// Elements removed, a replaced one included.
+    pub removed: u64,
+    /// Chains created, written anew or removed.
+    pub chains: u64,
+    /// Remembered clients forgotten because their endpoint went.
+    pub forgotten: u64,
+    /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.
+    pub warnings: Vec<String>,
+}
+
+impl Applied {
+    /// The kernel was as it should be.
+    pub fn changed_nothing(&self) -> bool {
+        self.batches == 0
+    }
+}
+
+/// Which dataplane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Nftables,
+    /// None: nothing is programmed.
+    None,
+}
+
+/// What a dataplane must know beyond the Plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The bit of the packet mark that means "masquerade"; below 32.
+    pub masquerade_bit: u8,
+    /// The families to program. A table of a family that is not among them is left alone.
+    pub families: PerFamily<bool>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { masquerade_bit: names::MASQUERADE_BIT, families: PerFamily { v4: true, v6: true } }
+    }
+}
+
+/// Opens a dataplane in the network namespace of this thread. Asks the kernel once whether it can do all that is
+/// needed, and changes nothing.
+pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupported> {
+    Ok(match mode {
+        Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
+        Mode::None => Box::new(none::None),
+    })
+}

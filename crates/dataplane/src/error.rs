@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What can go wrong, by what the caller does about it.
+
+use std::fmt;
+
+/// Why the kernel could not be made to match the Plan. Retry with [`crate::Scope::All`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused, or could not be talked to.
+    #[error("{act} {object}: {source}")]
+    Kernel {
+        /// What was being done, for example "add elements to endpoints for".
+        act: &'static str,
+        /// To what: a service and its frontend, a chain, a table.
+        object: String,
+        /// The kernel's reason, with its words where it gave any.
+        source: netlink::Error,
+    },
+    /// Several things failed, one after the other; the rest was done.
+    #[error("{}", Joined(.0))]
+    Several(Vec<Error>),
+}
+
+impl Error {
+    pub(crate) fn kernel(act: &'static str, object: impl Into<String>, source: netlink::Error) -> Error {
+        Error::Kernel { act, object: object.into(), source }
+    }
+
+    /// Nothing went wrong, one thing did, or several.
+    pub(crate) fn collect(mut errors: Vec<Error>) -> Result<(), Error> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Error::Several(errors)),
+        }
+    }
+}
+
+/// Why this dataplane cannot work here: one sentence. Choose another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsupported(pub String);
+
+struct Joined<'a>(&'a [Error]);
+
+impl fmt::Display for Joined<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { "; " })?;
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Every name we put into a kernel. Names carry no prefix, since all live in tables of our own.
+//!
+//! A name here is an interface: after an upgrade the new program reads what the old one wrote. A name whose
+//! meaning changes must change too.
+
+/// The table, one in family `ip` and one in `ip6`. Everything in it is ours; what others put there is removed.
+pub const TABLE: &str = "portolan";
+
+/// Tells an operator who runs `nft list ruleset` whose the table is.
+pub const TABLE_COMMENT: &str = "kept by portolan: changes by others are undone";
+
+/// A table that exists only inside one batch, which asks the kernel for each feature and is never committed.
+pub const PROBE_TABLE: &str = "portolan-probe";
+
+/// The packet mark's bit that means "masquerade", unless configured otherwise. The same as kube-proxy's, so that
+/// neighbours that keep clear of one keep clear of the other.
+pub const MASQUERADE_BIT: u8 = 14;
+
+/// Lets a node route packets from and to 127.0.0.0/8, which node ports on loopback addresses need. Written only
+/// for them, and left as it is afterwards: others may have come to rely on it.
+pub const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
+
+/// Base chains. Each is named after its duty and its hook.
+pub mod hook {
+    /// Who may connect at all, by source ranges. Before any translation, so that it sees what the client sent.
+    pub const FIREWALL_PREROUTING: &str = "firewall-prerouting";
+    /// The same for this node's own processes.
+    pub const FIREWALL_OUTPUT: &str = "firewall-output";
+    /// From a frontend to one of its endpoints, for what arrives.
+    pub const NAT_PREROUTING: &str = "nat-prerouting";
+    /// The same for this node's own processes.
+    pub const NAT_OUTPUT: &str = "nat-output";
+    /// Masquerading, decided earlier by the mark, and hairpins.
+    pub const NAT_POSTROUTING: &str = "nat-postrouting";
+    /// Frontends without endpoints, for what is addressed to the node.
+    pub const FILTER_INPUT: &str = "filter-input";
+    /// Frontends without endpoints and unknown service addresses, for what passes through.
+    pub const FILTER_FORWARD: &str = "filter-forward";
+    /// The same for this node's own processes.
+    pub const FILTER_OUTPUT: &str = "filter-output";
+    /// Remembers which endpoint a client got. After the translation, when the packet holds the endpoint, and
+    /// before masquerading.
+    pub const AFFINITY_POSTROUTING: &str = "affinity-postrouting";
+
+    /// All of them, to tell ours from what others put into the table.
+    pub const ALL: [&str; 9] = [
+        FIREWALL_PREROUTING,
+        FIREWALL_OUTPUT,
+        NAT_PREROUTING,
+        NAT_OUTPUT,
+        NAT_POSTROUTING,
+        FILTER_INPUT,
+        FILTER_FORWARD,
+        FILTER_OUTPUT,
+        AFFINITY_POSTROUTING,
+    ];
+}
+
+/// Chains that are jumped to.
+pub mod chain {
+    /// Marks for masquerading what does not come from a pod.
+    pub const MARK_OFF_PODS: &str = "mark-off-pods";
+    /// Node ports without endpoints.
+    pub const CHECK_NODE_PORTS: &str = "check-node-ports";
+    /// Service addresses without endpoints.
+    pub const CHECK_SERVICES: &str = "check-services";
+    /// Ports that no service has on a cluster IP, and addresses no service has.
+    pub const CHECK_CLUSTER_IPS: &str = "check-cluster-ips";
+    /// One rule for each affinity timeout in use.
+    pub const RECORD_AFFINITY: &str = "record-affinity";
+
+    /// All that are no balancing chains, to tell ours from what others put into the table.
+    pub const ALL: [&str; 5] =
+        [MARK_OFF_PODS, CHECK_NODE_PORTS, CHECK_SERVICES, CHECK_CLUSTER_IPS, RECORD_AFFINITY];
+
+    /// Suffix of a balancing chain that marks everything for masquerading.
+    pub const MASQUERADE: &str = "-masq";
+    /// Suffix of a balancing chain that marks what does not come from a pod.
+    pub const MASQUERADE_OFF_PODS: &str = "-masq-off-pods";
+    /// Suffix of a balancing chain that looks into the affinity map first.
+    pub const STICKY: &str = "-sticky";
+}
+
+/// Sets and maps.
+pub mod set {
+    /// Frontend with an address to its balancing chain; for traffic from outside, where inside differs.
+    pub const SERVICES: &str = "services";
+    /// The same for traffic from inside, only of frontends where it differs.
+    pub const INSIDE_SERVICES: &str = "inside-services";
+    /// Node port to its balancing chain.
+    pub const NODE_PORTS: &str = "node-ports";
+    /// Node port to its balancing chain for traffic from inside, where it differs.
+    pub const INSIDE_NODE_PORTS: &str = "inside-node-ports";
+    /// Frontend and slot to endpoint, for chains reached from [`SERVICES`].
+    pub const ENDPOINTS: &str = "endpoints";
+    /// The same for chains reached from [`INSIDE_SERVICES`].
+    pub const INSIDE_ENDPOINTS: &str = "inside-endpoints";
+    /// Node port and slot to endpoint.
+    pub const NODE_PORT_ENDPOINTS: &str = "node-port-endpoints";
+    /// Node port and slot to endpoint for traffic from inside, where it differs.
+    pub const INSIDE_NODE_PORT_ENDPOINTS: &str = "inside-node-port-endpoints";
+    /// Frontends to be answered with "port unreachable".
+    pub const REJECT_SERVICES: &str = "reject-services";
+    /// Frontends to be dropped.
+    pub const DROP_SERVICES: &str = "drop-services";
+    /// Node ports to be answered with "port unreachable".
+    pub const REJECT_NODE_PORTS: &str = "reject-node-ports";
+    /// Node ports to be dropped.
+    pub const DROP_NODE_PORTS: &str = "drop-node-ports";
+    /// Frontends with source ranges.
+    pub const FIREWALLED: &str = "firewalled";
+    /// Frontend and who may connect to it.
+    pub const SOURCE_RANGES: &str = "source-ranges";
+    /// All cluster IPs, to tell an unknown port of one from a free address.
+    pub const CLUSTER_IPS: &str = "cluster-ips";
+    /// Endpoints on this node, each paired with itself.
+    pub const HAIRPIN: &str = "hairpin";
+    /// Addresses that serve node ports, where not all do.
+    pub const NODE_PORT_ADDRESSES: &str = "node-port-addresses";
+    /// Client and frontend to the endpoint the client got last.
+    pub const AFFINITY: &str = "affinity";
+    /// Prefix of the sets of frontend and endpoint pairs that are remembered; the timeout in seconds follows.
+    pub const STICKY_SERVICES: &str = "sticky-services-";
+    /// The same for node ports.
+    pub const STICKY_NODE_PORTS: &str = "sticky-node-ports-";
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The rules. What of the table does not change with every service: sets without their elements, and chains.
+//!
+//! README.md says which hook does what, and why there.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use model::{Family, PodTraffic};
+
+use super::{
+    entry::Entry,
+    layout::{Container, Kind, Mark, Side, Space},
+    program::{Chain, ChainKind, Field, Frame, Hook, Rule, Statement},
+};
+use crate::names::{chain, hook};
+
+/// What the rules depend on, for all services at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Surroundings {
+    pub(super) family: Family,
+    /// The mark's bit that means "masquerade".
+    pub(super) mark: u32,
+    pub(super) pods: Option<PodTraffic>,
+    /// Node ports are served on all addresses, not on chosen ones.
+    pub(super) all_addresses: bool,
+    /// Node ports are served on loopback addresses too.
+    pub(super) loopback: bool,
+    pub(super) service_cidrs: Vec<IpNet>,
+}
+
+/// Chains and sets that exist because some frontend needs them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct InUse {
+    pub(super) kinds: BTreeSet<Kind>,
+    pub(super) timeouts_secs: BTreeSet<u32>,
+    /// Some frontend has source ranges.
+    pub(super) firewall: bool,
+}
+
+impl InUse {
+    pub(super) fn add(&mut self, space: Space, entry: &Entry) {
+        self.kinds.extend(Side::BOTH.into_iter().filter_map(|side| entry.kind(space, side)));
+        self.timeouts_secs.extend(entry.sticky_secs.map(u32::from));
+        self.firewall |= entry.sources.is_some();
+    }
+
+    /// All that `other` has is here too.
+    pub(super) fn covers(&self, other: &InUse) -> bool {
+        other.kinds.is_subset(&self.kinds)
+            && other.timeouts_secs.is_subset(&self.timeouts_secs)
+            && (self.firewall || !other.firewall)
+    }
+
+    pub(super) fn extend(&mut self, other: &InUse) {
+        self.kinds.extend(&other.kinds);
+        self.timeouts_secs.extend(&other.timeouts_secs);
+        self.firewall |= other.firewall;
+    }
+}
+
+/// All sets and chains.
+pub(super) fn frame(around: &Surroundings, in_use: &InUse) -> Frame {
+    let mut containers = Container::FIXED.to_vec();
+    for secs in &in_use.timeouts_secs {
+        containers.extend(Space::BOTH.map(|space| Container::Sticky(space, *secs)));
+    }
+    let mut chains = Vec::new();
+    chains.extend(firewall(around, in_use));
+    chains.extend(translation(around));
+    chains.extend(refusals(around, in_use));
+    chains.extend(affinity(in_use));
+    chains.push(masquerading(around));
+    chains.push(mark_off_pods(around));
+    chains.extend(in_use.kinds.iter().map(|kind| balancing(around, kind)));
+    Frame { sets: containers.iter().map(|container| container.definition(around.family)).collect(), chains }
+}
+
+/// Source ranges, and with loopback node ports the guard of loopback addresses: both look at what the sender
+/// wrote, so they come before any translation.
+fn firewall(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
+    let mut ranged = Space::Service.key();
+    ranged.push(Field::Source);
+    let ranges: Rule = [
+        Statement::IsNew,
+        contained(Space::Service.key(), Container::Firewalled, true),
+        contained(ranged, Container::SourceRanges, false),
+        Statement::Drop,
+    ]
+    .into();
+    // The kernel refuses packets from the network to 127.0.0.0/8 unless told to route them, which serving node
+    // ports there needs. Answers to connections from loopback still bear the node's address at this point.
+    let guard: Rule = [
+        Statement::Arrives { on: "lo".into(), prefix: false, is: false },
+        Statement::Within { field: Field::Destination, net: loopback_net(around.family), is: true },
+        Statement::Drop,
+    ]
+    .into();
+    let mut prerouting = Vec::new();
+    prerouting.extend(around.loopback.then_some(guard));
+    prerouting.extend(in_use.firewall.then_some(ranges.clone()));
+    let mut chains = Vec::new();
+    if !prerouting.is_empty() {
+        chains.push(filter(hook::FIREWALL_PREROUTING, Hook::Prerouting, BEFORE_DSTNAT, prerouting));
+    }
+    if in_use.firewall {
+        chains.push(filter(hook::FIREWALL_OUTPUT, Hook::Output, BEFORE_DSTNAT, vec![ranges]));
+    }
+    chains
+}
+
+/// From frontends to balancing chains. Traffic from inside is looked up first in the maps of frontends that
+/// treat it otherwise. These lookups are side by side and not one behind the other, since the kernel validates
+/// every path through verdict maps: one map behind another would cost it the product of both.
+fn translation(around: &Surroundings) -> [Chain; 2] {
+    let vmap = |conditions: &[Statement], space: Space, side| {
+        let map = Container::Verdicts(space, side).name().into_owned();
+        let mut rule = conditions.to_vec();
+        rule.push(Statement::Vmap { key: space.key(), map });
+        Rule(rule)
+    };
+    let rules = |inside: Option<Statement>, node_port: Vec<Statement>| {
+        let from_inside = inside.as_ref().map(|inside| [&[inside.clone()], &node_port[..]].concat());
+        let mut rules = Vec::new();
+        rules.extend(inside.map(|inside| vmap(&[inside], Space::Service, Side::Inside)));
+        rules.push(vmap(&[], Space::Service, Side::Everyone));
+        rules.extend(from_inside.map(|conditions| vmap(&conditions, Space::NodePort, Side::Inside)));
+        rules.push(vmap(&node_port, Space::NodePort, Side::Everyone));
+        rules
+    };
+    let local = |loopback| match around.all_addresses {
+        true => [vec![Statement::IsLocal(Field::Destination)], addresses(around, loopback)].concat(),
+        false => addresses(around, loopback),
+    };
+    let pods = around.pods.as_ref().map(|pods| from_pods(pods, true));
+    let own_process = Some(Statement::IsLocal(Field::Source));
+    [
+        nat(hook::NAT_PREROUTING, Hook::Prerouting, DSTNAT, rules(pods, local(false))),
+        nat(hook::NAT_OUTPUT, Hook::Output, DSTNAT, rules(own_process, local(around.loopback))),
+    ]
+}
+
+/// The packet's destination is one of the addresses that serve node ports, given that it is local.
+fn addresses(around: &Surroundings, loopback: bool) -> Vec<Statement> {
+    let field = Field::Destination;
+    if !around.all_addresses {
+        return vec![contained(vec![field], Container::NodePortAddresses, true)];
+    }
+    let outside = Statement::Within { field, net: loopback_net(around.family), is: false };
+    if loopback { Vec::new() } else { vec![outside] }
+}
+
+/// Frontends without endpoints, ports that a cluster IP does not have, and free addresses of the service range.
+fn refusals(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
+    let refuse = |conditions: Vec<Statement>, space: Space, container, how| {
+        let mut rule = conditions;
+        rule.extend([contained(space.key(), container, true), how]);
+        Rule(rule)
+    };
+    let check = |conditions: Vec<Statement>, space| {
+        vec![
+            refuse(conditions.clone(), space, Container::Reject(space), Statement::Reject),
+            refuse(conditions, space, Container::Drop(space), Statement::Drop),
+        ]
+    };
+    let field = Field::Destination;
+    let mut cluster_ips: Vec<Rule> =
+        vec![[contained(vec![field], Container::ClusterIps, true), Statement::Reject].into()];
+    cluster_ips.extend(
+        around
+            .service_cidrs
+            .iter()
+            .map(|net| [Statement::Within { field, net: *net, is: true }, Statement::Drop].into()),
+    );
+
+    let jump = |to: &str| Rule::from([Statement::IsNew, Statement::Jump(to.into())]);
+    let mut input = vec![jump(chain::CHECK_NODE_PORTS), jump(chain::CHECK_SERVICES)];
+    // What is translated to an endpoint in the node's own network ends here and never sees postrouting.
+    input.extend((!in_use.timeouts_secs.is_empty()).then(record));
+    let pass = vec![jump(chain::CHECK_SERVICES), jump(chain::CHECK_CLUSTER_IPS)];
+    vec![
+        filter(hook::FILTER_INPUT, Hook::Input, FILTER, input),
+        filter(hook::FILTER_FORWARD, Hook::Forward, FILTER, pass.clone()),
+        filter(hook::FILTER_OUTPUT, Hook::Output, FILTER, pass),
+        Chain::regular(chain::CHECK_NODE_PORTS, check(addresses(around, around.loopback), Space::NodePort)),
+        Chain::regular(chain::CHECK_SERVICES, check(Vec::new(), Space::Service)),
+        Chain::regular(chain::CHECK_CLUSTER_IPS, cluster_ips),
+    ]
+}
+
+/// Remembers the endpoint a client got. Only pairs of frontend and endpoint that are in force are remembered: a
+/// connection under way while its endpoint is removed cannot bring the endpoint back.
+fn affinity(in_use: &InUse) -> Vec<Chain> {
+    if in_use.timeouts_secs.is_empty() {
+        return Vec::new();
+    }
+    let update = |space: Space, secs| {
+        let mut pair = space.original_key();
+        pair.extend([Field::Destination, Field::Port]);
+        let mut key = vec![Field::OriginalSource];
+        key.extend(Space::Service.original_key());
+        let update = Statement::Update {
+            map: Container::Affinity.name().into_owned(),
+            key,
+            timeout_secs: secs,
+            value: vec![Field::Destination, Field::Port],
+        };
+        [contained(pair, Container::Sticky(space, secs), true), update].into()
+    };
+    let timeouts = in_use.timeouts_secs.iter();
+    let rules = timeouts.flat_map(|secs| Space::BOTH.map(|space| update(space, *secs))).collect();
+    vec![
+        filter(hook::AFFINITY_POSTROUTING, Hook::Postrouting, BEFORE_SRCNAT, vec![record()]),
+        Chain::regular(chain::RECORD_AFFINITY, rules),
+    ]
+}
+
+fn record() -> Rule {
+    [Statement::IsNew, Statement::IsTranslated, Statement::Jump(chain::RECORD_AFFINITY.into())].into()
+}
+
+fn masquerading(around: &Surroundings) -> Chain {
+    let marked = [Statement::IsMarked(around.mark), Statement::Unmark(around.mark), Statement::Masquerade];
+    let pair = vec![Field::Source, Field::Destination];
+    let hairpin = [Statement::IsTranslated, contained(pair, Container::Hairpin, true), Statement::Masquerade];
+    let mut rules = vec![marked.into(), hairpin.into()];
+    if around.loopback {
+        // No answer would find its way back to 127.0.0.1.
+        let net = loopback_net(around.family);
+        let from_loopback = Statement::Within { field: Field::Source, net, is: true };
+        rules.push([from_loopback, Statement::IsTranslated, Statement::Masquerade].into());
+    }
+    nat(hook::NAT_POSTROUTING, Hook::Postrouting, SRCNAT, rules)
+}
+
+/// A chain of its own, so that a change of the pods' range rewrites one rule and not every balancing chain.
+fn mark_off_pods(around: &Surroundings) -> Chain {
+    let mut rule: Vec<Statement> = around.pods.iter().map(|pods| from_pods(pods, false)).collect();
+    rule.push(Statement::Mark(around.mark));
+    Chain::regular(chain::MARK_OFF_PODS, vec![Rule(rule)])
+}
+
+/// Draws until a filled slot is met; see [`super::slots`].
+fn balancing(around: &Surroundings, kind: &Kind) -> Chain {
+    let draw = |below| {
+        let mut key = kind.space.key();
+        key.push(Field::Random(below));
+        let map = Container::Endpoints(kind.space, kind.side).name().into_owned();
+        Rule::from([Statement::Dnat { key, map }])
+    };
+    let mut rules: Vec<Rule> = match kind.mark {
+        Mark::Never => Vec::new(),
+        Mark::OffPods => vec![[Statement::Jump(chain::MARK_OFF_PODS.into())].into()],
+        Mark::Always => vec![[Statement::Mark(around.mark)].into()],
+    };
+    if kind.sticky {
+        let mut key = vec![Field::Source];
+        key.extend(Space::Service.key());
+        let map = Container::Affinity.name().into_owned();
+        rules.push([Statement::Dnat { key, map }].into());
+    }
+    let size = kind.class.size();
+    rules.extend((0..kind.class.tries()).map(|_| draw(size)));
+    if size > 1 {
+        rules.push(draw(kind.class.last_draw()));
+    }
+    Chain::regular(kind.name(), rules)
+}
+
+fn from_pods(pods: &PodTraffic, is: bool) -> Statement {
+    match pods {
+        PodTraffic::Source(net) => Statement::Within { field: Field::Source, net: *net, is },
+        PodTraffic::Interface(name) => Statement::Arrives { on: name.to_string(), prefix: false, is },
+        PodTraffic::InterfacePrefix(name) => Statement::Arrives { on: name.to_string(), prefix: true, is },
+    }
+}
+
+fn contained(key: Vec<Field>, container: Container, is: bool) -> Statement {
+    Statement::Contained { key, set: container.name().into_owned(), is }
+}
+
+fn filter(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
+    Chain::base(name, ChainKind::Filter, hook, priority, rules)
+}
+
+fn nat(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
+    Chain::base(name, ChainKind::Nat, hook, priority, rules)
+}
+
+/// The loopback addresses of a family.
+pub(super) fn loopback_net(family: Family) -> IpNet {
+    match family {
+        Family::V4 => IpNet::new_assert([127, 0, 0, 0].into(), 8),
+        Family::V6 => IpNet::new_assert(std::net::Ipv6Addr::LOCALHOST.into(), 128),
+    }
+}
+
+/// `dstnat`, the priority at which every tool translates destinations.
+const DSTNAT: i32 = -100;
+const BEFORE_DSTNAT: i32 = DSTNAT - 10;
+/// `srcnat`, the priority at which every tool translates sources.
+const SRCNAT: i32 = 100;
+const BEFORE_SRCNAT: i32 = SRCNAT - 10;
+const FILTER: i32 = 0;

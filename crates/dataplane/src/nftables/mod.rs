@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#![doc = include_str!("README.md")]
+//!
+//! # Layout of the code
+//!
+//! Pure: [`program`] (a table in nft's nouns) with [`text`], [`lower`], [`lift`] and [`sim`]; [`layout`] and
+//! [`frame`] (which sets and rules we have); [`slots`], [`entry`] and [`render`] (from the Plan to elements);
+//! [`diff`] and [`holdings`]. Effects: `kernel` and `readback` read, `pass`, `turn` and
+//! `script` commit, `affinity` forgets clients,
+//! `probe` asks what the kernel can do, `loopback` sets what it must.
+
+mod affinity;
+mod diff;
+mod entry;
+mod frame;
+mod holdings;
+mod kernel;
+mod layout;
+mod lift;
+mod loopback;
+mod lower;
+mod pass;
+mod probe;
+pub mod program;
+mod readback;
+pub mod render;
+mod script;
+pub mod sim;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod text;
+mod turn;
+
+use model::{Family, PerFamily, Plan};
+use netlink::{
+    Socket, Transport,
+    nft::{Batch, Delete, Nft},
+};
+
+use self::{
+    holdings::Holdings,
+    turn::{Settings, Turn},
+};
+use crate::{Applied, Config, Dataplane, Error, Scope, Unsupported};
+
+/// Keeps our tables.
+#[derive(Debug)]
+pub struct Nftables<T = Socket> {
+    nft: Nft<T>,
+    config: Config,
+    /// What the tables hold; `None` when that is not known, at the start and after an error.
+    known: Option<PerFamily<Holdings>>,
+    /// In which families loopback addresses serve node ports.
+    loopback: PerFamily<bool>,
+}
+
+impl Nftables<Socket> {
+    /// Connects in the network namespace of this thread, and asks whether the kernel can do what we need.
+    pub fn open(config: &Config) -> Result<Nftables<Socket>, Unsupported> {
+        let nft = Nft::open().map_err(|error| {
+            Unsupported(format!("no connection to the kernel's packet filter (netlink): {error}"))
+        })?;
+        let mut nftables = Nftables::over(nft, config);
+        probe::probe(&mut nftables.nft, config.families)?;
+        Ok(nftables)
+    }
+}
+
+impl<T: Transport> Nftables<T> {
+    /// Works over any connection, and takes for granted that the kernel can do what we need.
+    pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
+        let loopback = PerFamily { v4: false, v6: false };
+        Nftables { nft, config: config.clone(), known: None, loopback }
+    }
+
+    /// The connection: its port tells our own changes from those of others.
+    pub fn connection(&mut self) -> &mut Nft<T> {
+        &mut self.nft
+    }
+
+    fn read(&mut self) -> Result<PerFamily<Holdings>, Error> {
+        let mut known = PerFamily::default();
+        for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
+            known[family] = kernel::read(&mut self.nft, family)?;
+        }
+        Ok(known)
+    }
+}
+
+impl<T: Transport> Dataplane for Nftables<T> {
+    fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
+        // Whoever leaves by `?` leaves nothing known behind.
+        let known = self.known.take();
+        let changes = match scope {
+            Scope::Only(changes) if known.is_some() => Some(changes),
+            _ => None,
+        };
+        let mut warnings = Vec::new();
+        if changes.is_none_or(|changes| changes.node_wide) {
+            self.loopback = loopback::prepare(plan, self.config.families, &mut warnings);
+        }
+        let known = match known.filter(|_| changes.is_some()) {
+            Some(known) => known,
+            None => self.read()?,
+        };
+        let settings = Settings {
+            families: self.config.families,
+            loopback: self.loopback,
+            mark: 1 << (self.config.masquerade_bit % 32),
+        };
+        let mut turn = Turn::new(&mut self.nft, plan, known, settings);
+        match changes {
+            Some(changes) => turn.changes(changes)?,
+            None => turn.everything()?,
+        }
+        let Turn { known, mut applied, .. } = turn;
+        self.known = Some(known);
+        applied.warnings = warnings;
+        Ok(applied)
+    }
+
+    fn cleanup(&mut self) -> Result<(), Error> {
+        self.known = None;
+        let mut errors = Vec::new();
+        for family in Family::BOTH {
+            let mut batch = Batch::new();
+            batch.delete_table(0, script::table(family), Delete::Existing);
+            match self.nft.commit(&batch) {
+                Err(error) if !error.is_not_found() => {
+                    let object = format!("table {} {}", text::keyword(family), crate::names::TABLE);
+                    errors.push(Error::kernel("delete", object, error));
+                }
+                _ => (),
+            }
+        }
+        Error::collect(errors)
+    }
+
+    fn dump(&mut self) -> Result<String, Error> {
+        let mut text = String::new();
+        for family in Family::BOTH {
+            let program = kernel::program(&mut self.nft, family)?;
+            text.extend(program.map(|program| program.to_string()));
+        }
+        Ok(text)
+    }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! From the Plan to what the table should hold. Pure.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use model::{Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan, Verdict};
+
+use super::{
+    entry::{Entry, Placed, Refusal, Target},
+    frame::{self, InUse, Surroundings},
+    layout::{Container, Mark, Side, Space},
+    program::{Bytes, Program},
+    slots::{self, Class},
+};
+
+/// What a frontend should put into the table. Endpoints keep the slots they have in `previous`.
+pub(super) fn entry(frontend: &Frontend, decision: &Decision, previous: Option<&Entry>) -> Entry {
+    let target = |side, forward: &Forward| {
+        let previous = previous.and_then(|entry| entry.target(side));
+        let slots =
+            slots::assign(frontend.family(), previous.map(|target| &target.slots), &forward.pool.backends);
+        let class = Class::of(slots.len(), previous.map(|target| target.class));
+        let mark = match forward.masquerade {
+            Masquerade::Never => Mark::Never,
+            Masquerade::OffPods => Mark::OffPods,
+            Masquerade::Always => Mark::Always,
+        };
+        Target { mark, class, slots }
+    };
+    let mut entry = Entry { sources: decision.source_ranges.clone(), ..Entry::default() };
+    match &decision.outside {
+        Verdict::Forward(forward) => entry.everyone = Some(target(Side::Everyone, forward)),
+        Verdict::Reject => entry.refusal = Some(Refusal::Reject),
+        Verdict::Drop => entry.refusal = Some(Refusal::Drop),
+    }
+    if let Verdict::Forward(forward) = &decision.inside
+        && decision.inside != decision.outside
+    {
+        entry.inside = Some(target(Side::Inside, forward));
+    }
+    if entry.everyone.is_some() || entry.inside.is_some() {
+        entry.sticky_secs = decision.affinity.map(|affinity| affinity.timeout_secs);
+    }
+    entry
+}
+
+/// What holds for all services, as the rules need it.
+pub(super) fn surroundings(plan: &Plan, family: Family, mark: u32, loopback: bool) -> Surroundings {
+    Surroundings {
+        family,
+        mark,
+        pods: plan.pod_traffic(family).cloned(),
+        all_addresses: matches!(plan.node_ports(family), NodePortScope::All),
+        loopback,
+        service_cidrs: plan.service_cidrs(family).to_vec(),
+    }
+}
+
+/// The addresses that serve node ports, where not all do. Loopback only where it can be served.
+pub(super) fn node_port_addresses(plan: &Plan, family: Family, loopback: bool) -> BTreeSet<IpAddr> {
+    match plan.node_ports(family) {
+        NodePortScope::All => BTreeSet::new(),
+        NodePortScope::Only(addresses) => {
+            addresses.iter().filter(|address| loopback || !address.is_loopback()).copied().collect()
+        }
+    }
+}
+
+/// The whole table of one family, from scratch: for the simulator, for people, and to compare with.
+pub fn program(plan: &Plan, family: Family, mark: u32, loopback: bool) -> Program {
+    let mut in_use = InUse::default();
+    let mut elements = Vec::new();
+    let of_family = |address: &IpAddr| Family::of(*address) == family;
+    for (frontend, decision) in plan.frontends().filter(|(frontend, _)| frontend.family() == family) {
+        let entry = entry(frontend, decision, None);
+        in_use.add(Space::of(frontend), &entry);
+        elements.extend(entry.elements(frontend));
+    }
+    elements.extend(plan.cluster_ips().filter(of_family).map(|ip| plain(Container::ClusterIps, ip)));
+    elements.extend(plan.local_backends().filter(of_family).map(|ip| plain(Container::Hairpin, ip)));
+    let addresses = node_port_addresses(plan, family, loopback);
+    elements.extend(addresses.into_iter().map(|ip| plain(Container::NodePortAddresses, ip)));
+
+    let frame = frame::frame(&surroundings(plan, family, mark, loopback), &in_use);
+    let mut program = Program { family, frame, elements: Default::default() };
+    for placed in elements {
+        let set = program.elements.entry(placed.container.name().into_owned()).or_default();
+        set.insert(placed.key, placed.element());
+    }
+    program
+}
+
+/// An element of a set of addresses, or of pairs of one address with itself.
+pub(super) fn plain(container: Container, address: IpAddr) -> Placed {
+    let key = Bytes::EMPTY.address(address);
+    let key = if container == Container::Hairpin { key.address(address) } else { key };
+    Placed::new(container, key)
+}
+
+/// Who owns an address or why it is there, in words for an error message.
+pub(super) fn describe(frontend: &Frontend, decision: Option<&Decision>) -> String {
+    match decision {
+        Some(decision) => format!("service {} at {frontend}", decision.service),
+        None => format!("{frontend}, which is being removed"),
+    }
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Which endpoint stands in which slot, and how many slots a balancing chain draws from.
+//!
+//! A chain draws a number below N, its *size class*, and looks the frontend and the number up. N is a power of
+//! two, so that a frontend changes its chain only when its pool outgrows or underfills the class; slots beyond
+//! the pool are empty, and a draw that misses is repeated by the next rule. After [`tries`] draws a last rule
+//! draws below N/2, where every slot is filled.
+
+use std::net::IpAddr;
+
+use model::{Backend, Family};
+
+use super::program::{Bytes, address_len, read_address};
+
+/// The endpoints of a pool, the one in slot 0 first. Packed, since a node may have 100,000 of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Slots {
+    family: Family,
+    packed: Box<[u8]>,
+}
+
+impl Slots {
+    /// Backends of another family are left out; there are none in a Plan.
+    pub(super) fn new(family: Family, endpoints: impl IntoIterator<Item = (IpAddr, u16)>) -> Slots {
+        let mut packed = Vec::new();
+        for (address, port) in endpoints {
+            match (family, address) {
+                (Family::V4, IpAddr::V4(ip)) => packed.extend(ip.octets()),
+                (Family::V6, IpAddr::V6(ip)) => packed.extend(ip.octets()),
+                _ => continue,
+            }
+            packed.extend(port.to_be_bytes());
+        }
+        Slots { family, packed: packed.into() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.packed.len() / stride(self.family)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.packed.is_empty()
+    }
+
+    /// Every endpoint as packed bytes: equal bytes, equal endpoint.
+    pub(super) fn packed(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        self.packed.chunks_exact(stride(self.family))
+    }
+
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = (IpAddr, u16)> + '_ {
+        self.packed().filter_map(|packed| unpack(self.family, packed))
+    }
+}
+
+/// Gives every wanted backend a slot below their number, and moves as few as possible: whoever has such a slot
+/// keeps it, and the holes are filled with the others.
+///
+/// The result has one slot for each of `wanted`, which is sorted by address and port and without duplicates.
+pub(super) fn assign(family: Family, previous: Option<&Slots>, wanted: &[Backend]) -> Slots {
+    let Some(previous) = previous.filter(|slots| !slots.is_empty()) else {
+        return Slots::new(family, wanted.iter().map(|backend| (backend.address, backend.port)));
+    };
+    let mut slots = vec![None; wanted.len()];
+    let mut placed = vec![false; wanted.len()];
+    for (slot, endpoint) in slots.iter_mut().zip(previous.endpoints()) {
+        let found = wanted.binary_search_by_key(&endpoint, |backend| (backend.address, backend.port));
+        // An endpoint that stood in two slots, by somebody else's hand, keeps the first.
+        if let Some(at) = found.ok().filter(|at| !placed[*at]) {
+            placed[at] = true;
+            *slot = Some(at);
+        }
+    }
+    let mut others = (0..wanted.len()).filter(|at| !placed[*at]);
+    let order = slots.into_iter().filter_map(|slot| slot.or_else(|| others.next()));
+    Slots::new(family, order.map(|at| (wanted[at].address, wanted[at].port)))
+}
+
+/// A size class: the chain draws below 2 to the power of this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Class(u8);
+
+impl Class {
+    /// The class for a pool of `count`, never 0. A previous class is kept as long as it fits, so that a pool
+    /// that goes back and forth by one (a rolling update) does not change its chain each time.
+    pub(super) fn of(count: usize, previous: Option<Class>) -> Class {
+        if let Some(previous) = previous.filter(|class| class.fits(count)) {
+            return previous;
+        }
+        Class(count.max(1).next_power_of_two().trailing_zeros() as u8)
+    }
+
+    /// The class with this many slots, if there is one.
+    pub(super) fn of_size(size: u32) -> Option<Class> {
+        size.is_power_of_two().then(|| Class(size.trailing_zeros() as u8))
+    }
+
+    /// Between half full and full. At exactly half the draw is still uniform, since the last rule is.
+    pub(super) fn fits(self, count: usize) -> bool {
+        count >= self.last_draw() as usize && count <= self.size() as usize
+    }
+
+    /// The number of slots.
+    pub(super) fn size(self) -> u32 {
+        1 << self.0
+    }
+
+    /// What the last rule draws below. Every one of these slots is filled.
+    pub(super) fn last_draw(self) -> u32 {
+        (self.size() / 2).max(1)
+    }
+
+    /// How often a draw over all slots is tried before the last rule.
+    ///
+    /// With all but the emptiest pool in mind, N/2 + 1 endpoints, a draw misses with probability 1/2 - 1/N. What
+    /// is left after k draws favours the lower half, so k is chosen to leave less than half a percent.
+    pub(super) fn tries(self) -> u32 {
+        let miss = 0.5 - 1.0 / f64::from(self.size());
+        (1..).find(|tries| miss.max(0.0).powi(*tries as i32) < 0.005).unwrap_or(1)
+    }
+}
+
+/// An endpoint as a map's value.
+pub(super) fn value(family: Family, packed: &[u8]) -> Bytes {
+    let (address, port) = packed.split_at(address_len(family).min(packed.len()));
+    Bytes::EMPTY.field(address).field(port)
+}
+
+/// The reverse of [`value`]: packed, if it is an endpoint at all.
+pub(super) fn pack(family: Family, value: &[u8]) -> Option<Vec<u8>> {
+    let at = address_len(family);
+    let right_size = value.len() == at + 4 && value[at + 2..] == [0, 0];
+    right_size.then(|| value[..at + 2].to_vec())
+}
+
+/// What packed bytes say.
+pub(super) fn unpack(family: Family, packed: &[u8]) -> Option<(IpAddr, u16)> {
+    let port = packed.get(address_len(family)..)?;
+    Some((read_address(family, packed)?, u16::from_be_bytes(port.try_into().ok()?)))
+}
+
+fn stride(family: Family) -> usize {
+    address_len(family) + 2
+}
