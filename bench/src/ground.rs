@@ -13,16 +13,17 @@
 //! unreachable would answer once a second only.)
 
 use std::{
-    fs::{self, File},
-    net::Ipv4Addr,
-    os::fd::{AsFd, AsRawFd},
+    fs,
+    net::{IpAddr, Ipv4Addr},
     process::{Child, Command},
     sync::Arc,
-    thread,
 };
 
-use anyhow::{Context, Result, bail};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use anyhow::{Context, Result};
+use netlink::{
+    Netns,
+    route::{LinkKind, Route, RouteKind, RouteSpec},
+};
 
 use crate::objects::{ENDPOINTS, SERVICES};
 
@@ -31,38 +32,29 @@ pub const CONTROL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The node's InternalIP.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-/// A network namespace held by a file handle.
+const NODE_TO_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 2);
+const NODE_TO_SINK: Ipv4Addr = Ipv4Addr::new(10, 255, 254, 1);
+const SINK: Ipv4Addr = Ipv4Addr::new(10, 255, 254, 2);
+
+/// A network namespace; gone with its last handle and process.
 #[derive(Clone, Debug)]
-pub struct Namespace(Arc<File>);
+pub struct Namespace(Arc<Netns>);
 
 impl Namespace {
     /// A new one with its loopback up.
     pub fn new() -> Result<Namespace> {
-        let file = thread::spawn(|| {
-            #[expect(deprecated, reason = "replaced by netlink::netns")]
-            rustix::thread::unshare(UnshareFlags::NEWNET)?;
-            File::open("/proc/thread-self/ns/net")
-        })
-        .join()
-        .expect("the thread only makes system calls")
-        .context("making a network namespace (root is needed)")?;
-        let namespace = Namespace(Arc::new(file));
-        namespace.ip("link set lo up")?;
+        let namespace =
+            Namespace(Arc::new(Netns::new().context("making a network namespace (root is needed)")?));
+        let mut route = namespace.route()?;
+        let loopback = route.link_index("lo")?;
+        route.set_up(loopback, true)?;
         Ok(namespace)
-    }
-
-    /// Moves the calling thread here, for good.
-    pub fn enter(&self) -> Result<()> {
-        rustix::thread::move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
-            .context("entering a network namespace")
     }
 
     /// Runs `work` on a thread inside; what it starts, threads and programs, stays inside.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| self.enter().map(|()| work()));
-            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        self.0.run(work).context("entering a network namespace")
     }
 
     /// Starts a program inside.
@@ -77,22 +69,44 @@ impl Namespace {
         self.run(|| fs::write(&path, value))?.with_context(|| format!("writing {value} to {path}"))
     }
 
-    fn ip(&self, arguments: &str) -> Result<()> {
-        let output = self.run(|| Command::new("ip").args(arguments.split_whitespace()).output())?;
-        let output = output.context("running ip")?;
-        if !output.status.success() {
-            bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    fn route(&self) -> Result<Route> {
+        Ok(Route::open_in(&self.0)?)
+    }
+
+    /// A cable to `other`, with both ends up and an address on each.
+    fn link(
+        &self,
+        (name, address): Plug<'_>,
+        other: &Namespace,
+        (other_name, other_address): Plug<'_>,
+    ) -> Result<()> {
+        let kind = LinkKind::Veth { peer: other_name, netns: Some(&other.0) };
+        self.route()?.add_link(name, kind).with_context(|| format!("adding the link {name}"))?;
+        for (namespace, name, address) in [(self, name, address), (other, other_name, other_address)] {
+            let mut route = namespace.route()?;
+            let index = route.link_index(name)?;
+            route.set_up(index, true)?;
+            route.add_address(index, address.into(), 24)?;
         }
         Ok(())
     }
 
-    fn link(&self, name: &str, other: &Namespace, other_name: &str) -> Result<()> {
-        let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
-        self.ip(&format!("link add {name} type veth peer name {other_name} netns {path}"))?;
-        self.ip(&format!("link set {name} up"))?;
-        other.ip(&format!("link set {other_name} up"))
+    fn default_route(&self, gateway: Ipv4Addr) -> Result<()> {
+        let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Ok(self.route()?.add_route(&RouteSpec::to(everywhere, 0).via(gateway.into()))?)
+    }
+
+    /// Every address of a network is this namespace's own.
+    fn own(&self, (network, bits): (Ipv4Addr, u8)) -> Result<()> {
+        let mut route = self.route()?;
+        let loopback = route.link_index("lo")?;
+        let spec = RouteSpec { kind: RouteKind::Local, ..RouteSpec::to(network.into(), bits).dev(loopback) };
+        Ok(route.add_route(&spec)?)
     }
 }
+
+/// One end of a cable: its name and address.
+type Plug<'a> = (&'a str, Ipv4Addr);
 
 /// The namespaces of one subject.
 pub struct Ground {
@@ -111,23 +125,16 @@ impl Ground {
         node.sysctl("ipv4/ip_forward", "1")?;
         // A rule that rejects is to be answered as often as it is asked.
         node.sysctl("ipv4/icmp_ratelimit", "0")?;
-        node.link("client", client, "eth0")?;
-        node.link("sink", sink, "eth0")?;
-        node.ip("address add 10.255.255.1/24 dev client")?;
-        node.ip("address add 10.255.254.1/24 dev sink")?;
-        node.ip("route add default via 10.255.254.2")?;
-        client.ip("address add 10.255.255.2/24 dev eth0")?;
-        client.ip("route add default via 10.255.255.1")?;
+        node.link(("client", NODE_TO_CLIENT), client, ("eth0", CLIENT))?;
+        node.link(("sink", NODE_TO_SINK), sink, ("eth0", SINK))?;
+        node.default_route(SINK)?;
+        client.default_route(NODE_TO_CLIENT)?;
         client.sysctl("ipv4/ip_local_port_range", "1024 65535")?;
-        sink.ip("address add 10.255.254.2/24 dev eth0")?;
-        sink.ip("route add default via 10.255.254.1")?;
-        for (network, bits) in [ENDPOINTS, SERVICES] {
-            sink.ip(&format!("route add local {network}/{bits} dev lo"))?;
-        }
+        sink.default_route(NODE_TO_SINK)?;
+        sink.own(ENDPOINTS)?;
+        sink.own(SERVICES)?;
         if let Some(control) = control {
-            control.link("node", node, "control")?;
-            control.ip(&format!("address add {CONTROL}/30 dev node"))?;
-            node.ip(&format!("address add {NODE}/30 dev control"))?;
+            control.link((UPLINK, CONTROL), node, ("control", NODE))?;
         }
         Ok(ground)
     }
@@ -136,9 +143,11 @@ impl Ground {
 impl Drop for Ground {
     /// The kernel takes namespaces apart later; the next subject's link has the same name and addresses.
     fn drop(&mut self) {
-        if let Some(control) = &self.uplink {
+        if let Some(mut route) = self.uplink.as_ref().and_then(|control| control.route().ok()) {
             // Absent when the ground was not finished.
-            let _ = control.ip("link delete node");
+            let _ = route.link_index(UPLINK).and_then(|index| route.delete_link(index));
         }
     }
 }
+
+const UPLINK: &str = "node";

@@ -49,7 +49,7 @@ impl Subject {
     /// The histogram that comes nearest to "event received until committed", under the subject's own name.
     pub fn commit_metrics(self) -> &'static [&'static str] {
         match self {
-            Subject::PortolanFile | Subject::PortolanApi => &["portolan_commit_latency_seconds"],
+            Subject::PortolanFile | Subject::PortolanApi => &["portolan_programming_duration_seconds"],
             Subject::KubeProxyNftables | Subject::KubeProxyIptables => {
                 &["kubeproxy_sync_proxy_rules_duration_seconds"]
             }
