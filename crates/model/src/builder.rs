@@ -89,7 +89,7 @@ impl PlanBuilder {
     }
 
     pub fn build(mut self) -> Plan {
-        self.plan.claims.take_touched();
+        self.plan.claims.settle(|_, _, _| {});
         self.plan.cluster_ips.settle();
         self.plan.local_backends.settle();
         self.plan

@@ -51,9 +51,9 @@ impl Claim {
 }
 
 /// A frontend as it was before the first touch since the last settlement.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Before {
-    pub(crate) owner: Option<Claim>,
+    pub(crate) owner: Claim,
     losers: Vec<Arc<ServicePortName>>,
 }
 
@@ -63,8 +63,9 @@ pub(crate) struct Claims {
     owners: BTreeMap<Frontend, Claim>,
     /// Claims that did not win, where there are any; the best first.
     losers: BTreeMap<Frontend, Vec<Claim>>,
-    /// Boxed, as on a cold start all frontends are touched and none was there before.
-    touched: BTreeMap<Frontend, Option<Box<Before>>>,
+    /// What was there before, of each frontend touched since the last settlement. `None` until the first: up to
+    /// then all is new, and a cold start need not remember it.
+    touched: Option<BTreeMap<Frontend, Option<Before>>>,
 }
 
 impl Claims {
@@ -110,9 +111,14 @@ impl Claims {
         }
     }
 
-    /// What the touched frontends were before, sorted.
-    pub(crate) fn take_touched(&mut self) -> BTreeMap<Frontend, Option<Box<Before>>> {
-        std::mem::take(&mut self.touched)
+    /// Shows every frontend that was touched since the last call, in order, with what it was.
+    pub(crate) fn settle(&mut self, mut show: impl FnMut(&Claims, Frontend, Option<&Before>)) {
+        match self.touched.replace(BTreeMap::new()) {
+            None => self.owners.keys().for_each(|frontend| show(self, *frontend, None)),
+            Some(touched) => {
+                touched.iter().for_each(|(frontend, before)| show(self, *frontend, before.as_ref()));
+            }
+        }
     }
 
     /// Every claim that is not served now.
@@ -124,8 +130,7 @@ impl Claims {
     pub(crate) fn new_conflicts(&self, frontend: Frontend, before: Option<&Before>) -> Vec<Conflict> {
         let is_old = |conflict: &Conflict| {
             before.is_some_and(|before| {
-                let owner = before.owner.as_ref().map(|claim| &claim.decision.service);
-                owner == Some(&conflict.owner) && before.losers.contains(&conflict.loser)
+                before.owner.decision.service == conflict.owner && before.losers.contains(&conflict.loser)
             })
         };
         self.conflicts_of(frontend).filter(|conflict| !is_old(conflict)).collect()
@@ -144,11 +149,11 @@ impl Claims {
     }
 
     fn touch(&mut self, frontend: Frontend) {
-        if let std::collections::btree_map::Entry::Vacant(slot) = self.touched.entry(frontend) {
-            let owner = self.owners.get(&frontend).cloned();
+        let Some(touched) = &mut self.touched else { return };
+        touched.entry(frontend).or_insert_with(|| {
+            let owner = self.owners.get(&frontend)?.clone();
             let losers = self.losers.get(&frontend).into_iter().flatten();
-            let losers: Vec<_> = losers.map(|claim| claim.decision.service.clone()).collect();
-            slot.insert(owner.is_some().then(|| Box::new(Before { owner, losers })));
-        }
+            Some(Before { owner, losers: losers.map(|claim| claim.decision.service.clone()).collect() })
+        });
     }
 }

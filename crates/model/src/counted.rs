@@ -8,26 +8,31 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(crate) struct Counted<T> {
     counts: BTreeMap<T, u32>,
-    /// Whether each member touched since the last [`Counted::settle`] was there before.
-    touched: BTreeMap<T, bool>,
+    /// Whether each member touched since the last [`Counted::settle`] was there before. `None` until the first:
+    /// up to then all is new.
+    touched: Option<BTreeMap<T, bool>>,
 }
 
 impl<T> Default for Counted<T> {
     fn default() -> Counted<T> {
-        Counted { counts: BTreeMap::new(), touched: BTreeMap::new() }
+        Counted { counts: BTreeMap::new(), touched: None }
     }
 }
 
 impl<T: Copy + Ord> Counted<T> {
     pub(crate) fn add(&mut self, member: T) {
         let count = self.counts.entry(member).or_insert(0);
-        self.touched.entry(member).or_insert(*count > 0);
+        if let Some(touched) = &mut self.touched {
+            touched.entry(member).or_insert(*count > 0);
+        }
         *count += 1;
     }
 
     pub(crate) fn remove(&mut self, member: T) {
         let Some(count) = self.counts.get_mut(&member) else { return };
-        self.touched.entry(member).or_insert(true);
+        if let Some(touched) = &mut self.touched {
+            touched.entry(member).or_insert(true);
+        }
         *count -= 1;
         if *count == 0 {
             self.counts.remove(&member);
@@ -44,8 +49,13 @@ impl<T: Copy + Ord> Counted<T> {
 
     /// What came or went since the last call, sorted.
     pub(crate) fn settle(&mut self) -> Vec<T> {
-        let touched = std::mem::take(&mut self.touched);
-        touched.into_iter().filter(|(member, was)| self.contains(member) != *was).map(|(m, _)| m).collect()
+        match self.touched.replace(BTreeMap::new()) {
+            None => self.iter().collect(),
+            Some(touched) => {
+                let differs = touched.into_iter().filter(|(member, was)| self.contains(member) != *was);
+                differs.map(|(member, _)| member).collect()
+            }
+        }
     }
 }
 

@@ -23,9 +23,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Expansion {
     pub(crate) claims: Vec<(Frontend, Claim)>,
-    pub(crate) cluster_ips: PerFamily<Option<IpAddr>>,
+    pub(crate) cluster_ips: Vec<IpAddr>,
     /// Addresses of reachable backends on this node, sorted, without duplicates.
-    pub(crate) local_backends: Box<[IpAddr]>,
+    pub(crate) local_backends: Vec<IpAddr>,
     pub(crate) health: Option<HealthCheck>,
 }
 
@@ -36,21 +36,16 @@ pub(crate) fn expand(service: &Service, world: &World, vantage: &Vantage) -> Exp
             && service.kind != ServiceKind::ExternalName
             && service.cluster_ips[family].is_some()
     });
-    let mut expansion = Expansion {
-        cluster_ips: PerFamily::from_fn(|f| service.cluster_ips[f].filter(|_| families[f])),
-        health: health(service, slices, families),
-        ..Expansion::default()
-    };
-    let mut local_backends = Vec::new();
+    let mut expansion = Expansion { health: health(service, slices, families), ..Expansion::default() };
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
+        expansion.cluster_ips.extend(service.cluster_ips[family]);
         let scene = Scene { service, world, vantage, family };
         for port in distinct_ports(&service.ports) {
-            scene.expand_port(port, slices, &mut expansion.claims, &mut local_backends);
+            scene.expand_port(port, slices, &mut expansion);
         }
     }
-    local_backends.sort_unstable();
-    local_backends.dedup();
-    expansion.local_backends = local_backends.into();
+    expansion.local_backends.sort_unstable();
+    expansion.local_backends.dedup();
     expansion
 }
 
@@ -63,17 +58,12 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    fn expand_port(
-        &self,
-        port: &ServicePort,
-        slices: &[Slice],
-        claims: &mut Vec<(Frontend, Claim)>,
-        local_backends: &mut Vec<IpAddr>,
-    ) {
+    fn expand_port(&self, port: &ServicePort, slices: &[Slice], expansion: &mut Expansion) {
         let place = (self.family, &*port.name, port.protocol);
         let candidates = merge(slices, place, self.vantage.zone.as_deref());
         let selection = select(&candidates, self.uses(port));
-        local_backends.extend(selection.reachable.iter().filter(|b| b.local).map(|b| b.address));
+        let local = selection.reachable.iter().filter(|backend| backend.local);
+        expansion.local_backends.extend(local.map(|backend| backend.address));
 
         let serving = serving(&candidates, port.protocol);
         let paths = self.paths(selection);
@@ -84,6 +74,7 @@ impl Scene<'_> {
         });
         let rank = rank(self.service);
         let affinity = affinity(self.service);
+        let claims = &mut expansion.claims;
         let first = claims.len();
         for (role, address, number) in self.addresses(port) {
             let frontend = Frontend { address, protocol: port.protocol, port: number };

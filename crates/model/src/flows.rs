@@ -23,7 +23,7 @@ pub(crate) fn stale(
     is: Option<&Claim>,
     is_first: bool,
 ) -> Option<FlowRule> {
-    if frontend.protocol == Protocol::Tcp || (was.is_none() && is.is_none()) {
+    if frontend.protocol == Protocol::Tcp {
         return None;
     }
     let serving = is.and_then(|claim| claim.serving.clone()).unwrap_or_default();

@@ -9,7 +9,7 @@
 //!
 //! - [`family`]: address families and protocols
 //! - [`service`], [`endpoint`], [`node`]: what is so, one object at a time
-//! - `slice`: an EndpointSlice as the world keeps it
+//! - `slice`, `shelf`: an EndpointSlice as the world keeps it, and where it keeps it
 //! - [`world`]: all of it, merged and indexed; remembers what became dirty
 //! - `vantage`: what of this node decisions depend on, and what holds for all services
 //! - `select`: which endpoints a service port may use
@@ -39,6 +39,7 @@ pub mod oracle;
 pub mod plan;
 mod select;
 pub mod service;
+mod shelf;
 mod slice;
 mod vantage;
 pub mod world;

@@ -77,7 +77,8 @@ pub struct Conflict {
 #[derive(Debug, Default)]
 pub struct Plan {
     pub(crate) claims: Claims,
-    services: HashMap<ServiceKey, Planned>,
+    /// What each service has in here, to be taken back when it changes; nothing of those that are not proxied.
+    services: HashMap<ServiceKey, Box<[Owned]>>,
     pub(crate) cluster_ips: Counted<IpAddr>,
     pub(crate) local_backends: Counted<IpAddr>,
     pub(crate) health: BTreeMap<ServiceKey, HealthCheck>,
@@ -99,21 +100,30 @@ impl Plan {
     }
 
     /// Looks again at what is dirty. The first call takes everything it finds as never seen before, so it should
-    /// be made with a complete world.
+    /// be made with a complete world, and with all that was ever dirty in it.
     pub fn update(&mut self, world: &World, dirty: Dirty) -> Changes {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         let vantage = Vantage::of(world);
         let mut changes = Changes { trigger_times_nanos: dirty.trigger_times_nanos, ..Changes::default() };
-        if dirty.node_wide || is_first {
+        if dirty.node_wide {
             let node_wide = PerFamily::from_fn(|family| NodeWide::of(world, &vantage, family));
             changes.node_wide = node_wide != self.node_wide;
             self.node_wide = node_wide;
         }
-        for key in dirty.services {
-            let expansion = world.service(&key).map(|service| expand(service, world, &vantage));
-            if self.replace(&key, expansion.unwrap_or_default()) {
-                changes.health.push(key);
+        let mut gone = Vec::new();
+        if dirty.all_services {
+            gone.extend(self.services.keys().filter(|key| world.service(key).is_none()).cloned());
+        }
+        let renew = |key: &ServiceKey| {
+            let expansion = world.service(key).map(|service| expand(service, world, &vantage));
+            if self.replace(key, expansion.unwrap_or_default()) {
+                changes.health.push(key.clone());
             }
+        };
+        if dirty.all_services {
+            world.services().map(|service| &service.key).chain(&gone).for_each(renew);
+        } else {
+            dirty.services.iter().for_each(renew);
         }
         changes.health.sort();
         changes.cluster_ips = self.cluster_ips.settle();
@@ -182,22 +192,20 @@ impl Plan {
 
     /// Puts what a service is now in the place of what it was, and returns whether its health check differs.
     fn replace(&mut self, key: &ServiceKey, new: Expansion) -> bool {
-        if let Some(old) = self.services.remove(key) {
-            old.frontends.iter().for_each(|frontend| self.claims.remove(*frontend, key));
-            old.cluster_ips().for_each(|ip| self.cluster_ips.remove(ip));
-            old.local_backends.iter().for_each(|ip| self.local_backends.remove(*ip));
+        for owned in self.services.remove(key).unwrap_or_default() {
+            match owned {
+                Owned::Frontend(frontend) => self.claims.remove(frontend, key),
+                Owned::ClusterIp(ip) => self.cluster_ips.remove(ip),
+                Owned::LocalBackend(ip) => self.local_backends.remove(ip),
+            }
         }
-        let planned = Planned {
-            frontends: new.claims.iter().map(|(frontend, _)| *frontend).collect(),
-            cluster_ips: new.cluster_ips,
-            local_backends: new.local_backends,
-        };
+        let owned = Owned::of(&new);
+        if !owned.is_empty() {
+            self.services.insert(key.clone(), owned);
+        }
         new.claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
-        planned.cluster_ips().for_each(|ip| self.cluster_ips.add(ip));
-        planned.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
-        if planned.cluster_ips().next().is_some() {
-            self.services.insert(key.clone(), planned);
-        }
+        new.cluster_ips.iter().for_each(|ip| self.cluster_ips.add(*ip));
+        new.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
         let health = match new.health {
             Some(health) => self.health.insert(key.clone(), health),
             None => self.health.remove(key),
@@ -207,31 +215,32 @@ impl Plan {
 
     /// Compares the touched frontends with what they were.
     fn settle_frontends(&mut self, is_first: bool, changes: &mut Changes) {
-        for (frontend, before) in self.claims.take_touched() {
-            let before = before.as_deref();
-            let was = before.and_then(|before| before.owner.as_ref());
-            let is = self.claims.owner(&frontend);
+        self.claims.settle(|claims, frontend, before| {
+            let was = before.map(|before| &before.owner);
+            let is = claims.owner(&frontend);
             if was.map(|claim| &claim.decision) != is.map(|claim| &claim.decision) {
                 changes.frontends.push(frontend);
             }
             changes.flows.extend(flows::stale(frontend, was, is, is_first));
-            changes.conflicts.extend(self.claims.new_conflicts(frontend, before));
-        }
+            changes.conflicts.extend(claims.new_conflicts(frontend, before));
+        });
     }
 }
 
-/// What a service has in the plan, to be withdrawn when it changes. A service that is not proxied has nothing.
-#[derive(Debug)]
-struct Planned {
-    frontends: Box<[Frontend]>,
-    cluster_ips: PerFamily<Option<IpAddr>>,
-    local_backends: Box<[IpAddr]>,
+/// Something that a service has in the plan.
+#[derive(Clone, Copy, Debug)]
+enum Owned {
+    Frontend(Frontend),
+    ClusterIp(IpAddr),
+    LocalBackend(IpAddr),
 }
 
-impl Planned {
-    fn cluster_ips(&self) -> impl Iterator<Item = IpAddr> + use<> {
-        let cluster_ips = self.cluster_ips;
-        Family::BOTH.into_iter().filter_map(move |family| cluster_ips[family])
+impl Owned {
+    fn of(expansion: &Expansion) -> Box<[Owned]> {
+        let frontends = expansion.claims.iter().map(|(frontend, _)| Owned::Frontend(*frontend));
+        let cluster_ips = expansion.cluster_ips.iter().copied().map(Owned::ClusterIp);
+        let local_backends = expansion.local_backends.iter().copied().map(Owned::LocalBackend);
+        frontends.chain(cluster_ips).chain(local_backends).collect()
     }
 }
 
@@ -260,5 +269,23 @@ impl Default for NodeWide {
     fn default() -> NodeWide {
         let node_ports = NodePortScope::Only(BTreeSet::new());
         NodeWide { pod_traffic: None, node_ports, loopback: false, service_cidrs: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::Claim;
+
+    /// Ten thousand services have ten thousand of each at least, and a hundred thousand backends.
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn the_hot_types_stay_small() {
+        assert_eq!(size_of::<Backend>(), 20);
+        assert_eq!(size_of::<Frontend>(), 20);
+        assert_eq!(size_of::<Owned>(), 20);
+        assert_eq!(size_of::<Decision>(), 64);
+        assert_eq!(size_of::<Claim>(), 88);
+        assert_eq!(size_of::<crate::Service>(), 160);
     }
 }

@@ -7,13 +7,14 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use crate::{
     endpoint::{EndpointSlice, SliceKey},
     node::{Node, Settings},
     service::{Service, ServiceKey, SourceRanges},
+    shelf::{Entry, Shelf},
     slice::Slice,
     vantage::Vantage,
 };
@@ -61,6 +62,9 @@ pub enum Update {
 pub struct Dirty {
     /// Services whose decisions may be others now. Some may not exist (any more).
     pub services: HashSet<ServiceKey>,
+    /// The decisions of any service may be others now, whether it is in `services` or not. So it is at the
+    /// beginning, where a set of all would only cost memory.
+    pub all_services: bool,
     /// Pod traffic, node-port scope or service CIDRs may be others now.
     pub node_wide: bool,
     /// `trigger_time_nanos` of each slice that brought something new; for latency metrics.
@@ -69,7 +73,17 @@ pub struct Dirty {
 
 impl Dirty {
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && !self.node_wide
+        self.services.is_empty() && !self.all_services && !self.node_wide
+    }
+
+    fn everything() -> Dirty {
+        Dirty { all_services: true, node_wide: true, ..Dirty::default() }
+    }
+
+    fn mark(&mut self, service: &ServiceKey) {
+        if !self.all_services {
+            self.services.insert(service.clone());
+        }
     }
 }
 
@@ -77,9 +91,7 @@ impl Dirty {
 #[derive(Debug)]
 pub struct World {
     settings: Settings,
-    services: HashMap<ServiceKey, Entry>,
-    /// The service each slice is filed under, since a deletion names only the slice.
-    owners: HashMap<SliceKey, ServiceKey>,
+    shelf: Shelf,
     node: Option<Node>,
     cidrs: BTreeMap<Arc<str>, CidrObject>,
     host_addresses: Box<[IpAddr]>,
@@ -91,13 +103,12 @@ impl World {
     pub fn new(settings: Settings) -> World {
         World {
             settings,
-            services: HashMap::new(),
-            owners: HashMap::new(),
+            shelf: Shelf::default(),
             node: None,
             cidrs: BTreeMap::new(),
             host_addresses: Box::default(),
             lists: Default::default(),
-            dirty: Dirty::default(),
+            dirty: Dirty::everything(),
         }
     }
 
@@ -126,7 +137,7 @@ impl World {
         std::mem::take(&mut self.dirty)
     }
 
-    /// What became dirty so far.
+    /// What became dirty so far; at the beginning, everything.
     pub fn dirty(&self) -> &Dirty {
         &self.dirty
     }
@@ -156,28 +167,27 @@ impl World {
     }
 
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        self.services.get(key)?.service.as_deref()
+        self.shelf.entry(key)?.service.as_deref()
     }
 
     /// All services, proxied or not, in no order.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values().filter_map(|entry| entry.service.as_deref())
+        self.shelf.entries().filter_map(|entry| entry.service.as_deref())
     }
 
     /// Endpoints in all slices, duplicates included.
     pub fn endpoint_count(&self) -> usize {
-        self.services.values().flat_map(|entry| &entry.slices).map(Slice::len).sum()
+        self.shelf.entries().flat_map(Entry::slices).map(Slice::len).sum()
     }
 
     /// A [`Dirty`] that makes a [`crate::Plan`] look at everything.
     pub fn everything(&self) -> Dirty {
-        let services = self.services.keys().cloned().collect();
-        Dirty { services, node_wide: true, trigger_times_nanos: Vec::new() }
+        Dirty::everything()
     }
 
     /// The slices of a service, by name.
     pub(crate) fn slices(&self, key: &ServiceKey) -> &[Slice] {
-        self.services.get(key).map_or(&[], |entry| &entry.slices)
+        self.shelf.entry(key).map_or(&[], Entry::slices)
     }
 
     /// What all ServiceCIDR objects state, unmerged.
@@ -185,34 +195,25 @@ impl World {
         self.cidrs.values().flat_map(|object| object.cidrs.iter().copied())
     }
 
-    fn put_service(&mut self, mut service: Service) {
-        let slot = self.services.entry(service.key.clone());
-        service.key = slot.key().clone();
-        let entry = slot.or_default();
-        entry.seen = self.lists[Kind::Service as usize].epoch;
-        if entry.service.as_deref() != Some(&service) {
-            self.dirty.services.insert(service.key.clone());
-            entry.service = Some(Box::new(service));
+    fn put_service(&mut self, service: Service) {
+        let epoch = self.lists[Kind::Service as usize].epoch;
+        if let Some(key) = self.shelf.put_service(service, epoch) {
+            self.dirty.mark(key);
         }
     }
 
     fn drop_service(&mut self, key: &ServiceKey) {
-        let Some(entry) = self.services.get_mut(key) else { return };
-        if entry.service.take().is_some() {
-            self.dirty.services.insert(key.clone());
-        }
-        if entry.slices.is_empty() {
-            self.services.remove(key);
+        if self.shelf.remove_service(key) {
+            self.dirty.mark(key);
         }
     }
 
     fn put_slice(&mut self, slice: EndpointSlice) {
-        let key = slice.key.clone();
-        let service = ServiceKey { namespace: key.namespace.clone(), name: slice.service.name.clone() };
-        let is_elsewhere = self.owners.get(&key).is_some_and(|owner| *owner != service);
+        let service = ServiceKey { namespace: slice.key.namespace.clone(), name: slice.service.name.clone() };
+        let is_elsewhere = self.shelf.owner(&slice.key).is_some_and(|owner| *owner != service);
         let is_served = self.settings.families[slice.family];
         if is_elsewhere || !is_served {
-            self.drop_slice(&key);
+            self.drop_slice(&slice.key);
         }
         if !is_served {
             return;
@@ -220,24 +221,16 @@ impl World {
         let trigger_time = slice.trigger_time_nanos;
         let epoch = self.lists[Kind::EndpointSlice as usize].epoch;
         let slice = Slice::compact(slice, &self.settings.node_name, epoch);
-        let slot = self.services.entry(service);
-        let service = slot.key().clone();
-        if slot.or_default().put(slice) {
-            self.owners.insert(key, service.clone());
-            self.dirty.services.insert(service);
+        if let Some(key) = self.shelf.put_slice(&service, slice) {
+            self.dirty.mark(key);
             self.dirty.trigger_times_nanos.extend(trigger_time);
         }
     }
 
     fn drop_slice(&mut self, key: &SliceKey) {
-        let Some(service) = self.owners.remove(key) else { return };
-        if let Some(entry) = self.services.get_mut(&service) {
-            entry.slices.retain(|slice| slice.name != key.name);
-            if entry.service.is_none() && entry.slices.is_empty() {
-                self.services.remove(&service);
-            }
+        if let Some(service) = self.shelf.remove_slice(key) {
+            self.dirty.mark(&service);
         }
-        self.dirty.services.insert(service);
     }
 
     fn put_cidrs(&mut self, name: Arc<str>, cidrs: Box<[IpNet]>) {
@@ -255,13 +248,13 @@ impl World {
 
         self.dirty.node_wide |= before.pod_traffic != after.pod_traffic || before.node_ips != after.node_ips;
         if before.tells_pods() != after.tells_pods() {
-            self.mark_where(|_| true);
+            self.dirty.all_services = true;
         }
         if before.zone != after.zone {
-            self.mark_where(|entry| entry.slices.iter().any(Slice::has_zone_hints));
+            self.mark_where(|entry| entry.slices().iter().any(Slice::has_zone_hints));
         }
         if before.node_ips != after.node_ips {
-            self.mark_where(Entry::has_source_ranges);
+            self.mark_where(has_source_ranges);
         }
     }
 
@@ -272,8 +265,8 @@ impl World {
     }
 
     fn mark_where(&mut self, depends: impl Fn(&Entry) -> bool) {
-        let keys = self.services.iter().filter(|(_, entry)| depends(entry)).map(|(key, _)| key.clone());
-        self.dirty.services.extend(keys);
+        let depending = self.shelf.entries().filter(|entry| depends(entry));
+        depending.for_each(|entry| self.dirty.mark(&entry.key));
     }
 
     /// Removes what the list that ends here did not contain.
@@ -285,8 +278,8 @@ impl World {
         list.done = true;
         let epoch = list.epoch;
         match kind {
-            Kind::Service => self.sweep_services(epoch),
-            Kind::EndpointSlice => self.sweep_slices(epoch),
+            Kind::Service => self.shelf.sweep_services(epoch, |key| self.dirty.mark(key)),
+            Kind::EndpointSlice => self.shelf.sweep_slices(epoch, |key| self.dirty.mark(key)),
             Kind::Node if !list.found => self.drop_node(),
             Kind::Node => {}
             Kind::ServiceCidr => {
@@ -296,70 +289,10 @@ impl World {
             }
         }
     }
-
-    fn sweep_services(&mut self, epoch: u32) {
-        let dirty = &mut self.dirty.services;
-        self.services.retain(|key, entry| {
-            if entry.service.is_some() && entry.seen != epoch {
-                entry.service = None;
-                dirty.insert(key.clone());
-            }
-            entry.service.is_some() || !entry.slices.is_empty()
-        });
-    }
-
-    fn sweep_slices(&mut self, epoch: u32) {
-        let dirty = &mut self.dirty.services;
-        let owners = &mut self.owners;
-        self.services.retain(|key, entry| {
-            entry.slices.retain(|slice| {
-                let stays = slice.seen == epoch;
-                if !stays {
-                    owners.remove(&SliceKey { namespace: key.namespace.clone(), name: slice.name.clone() });
-                    dirty.insert(key.clone());
-                }
-                stays
-            });
-            entry.service.is_some() || !entry.slices.is_empty()
-        });
-    }
 }
 
-/// What is known under one service key; the Service itself may come after its slices.
-#[derive(Debug, Default)]
-struct Entry {
-    service: Option<Box<Service>>,
-    /// The list in which the service was last seen.
-    seen: u32,
-    /// Sorted by name, so that decisions do not depend on the order of arrival.
-    slices: Vec<Slice>,
-}
-
-impl Entry {
-    /// Files the slice and returns whether it says anything new.
-    fn put(&mut self, slice: Slice) -> bool {
-        match self.slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
-            Ok(at) => {
-                let known = &mut self.slices[at];
-                known.seen = slice.seen;
-                let is_new = !known.same_as(&slice);
-                if is_new {
-                    *known = slice;
-                }
-                is_new
-            }
-            Err(at) => {
-                // Most services have one slice; `Vec` would make room for four.
-                self.slices.reserve_exact(1);
-                self.slices.insert(at, slice);
-                true
-            }
-        }
-    }
-
-    fn has_source_ranges(&self) -> bool {
-        self.service.as_ref().is_some_and(|service| service.source_ranges != SourceRanges::Any)
-    }
+fn has_source_ranges(entry: &Entry) -> bool {
+    entry.service.as_ref().is_some_and(|service| service.source_ranges != SourceRanges::Any)
 }
 
 #[derive(Debug)]

@@ -56,6 +56,12 @@ fn it_counts_distinct_local_ready_addresses_of_each_family() {
 }
 
 #[test]
+fn a_slice_without_ports_has_no_endpoints() {
+    let slice = EndpointSlice { ports: Box::default(), ..slice("a", V4, &[ready(V4, 0, 1)]) };
+    assert_eq!(health(checked(), &[slice]).map(|health| health.local_endpoints.v4), Some(0));
+}
+
+#[test]
 fn changes_name_the_services_whose_check_differs() {
     let mut stage = Stage::new(settings());
     let key = web().key;

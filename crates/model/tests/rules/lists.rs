@@ -4,14 +4,20 @@
 
 use std::sync::Arc;
 
-use model::{Endpoint, EndpointSlice, Family, Hints, Kind, PerFamily, Service, Settings, Update, World};
+use model::{
+    Conditions, Endpoint, EndpointSlice, Family, Hints, Kind, PerFamily, Protocol, Service, Settings, Update,
+    World,
+};
 
-use crate::build::{hinted, key, net, node, ready, service, settings, slice, slice_key, web};
+use crate::build::{hinted, key, net, node, ready, service, settings, slice, slice_key, slice_port, web};
 
 const V4: Family = Family::V4;
 
+/// A world whose first dirt has been taken away, since that is everything.
 fn world() -> World {
-    World::new(settings())
+    let mut world = World::new(settings());
+    assert!(world.take_dirty().all_services);
+    world
 }
 
 fn apply(world: &mut World, updates: impl IntoIterator<Item = Update>) -> Vec<String> {
@@ -144,6 +150,28 @@ fn what_this_node_cannot_tell_apart_changes_nothing() {
 }
 
 #[test]
+fn every_part_of_a_slice_counts() {
+    let known = || slice("a", V4, &[hinted(&["a"], &[], ready(V4, 1, 1))]);
+    let with = |endpoint: Endpoint| EndpointSlice { endpoints: [endpoint].into(), ..known() };
+    let conditions = Conditions { serving: false, ..Conditions::default() };
+    let others = [
+        EndpointSlice { ports: [slice_port("http", Protocol::Tcp, 8081)].into(), ..known() },
+        EndpointSlice { family: Family::V6, endpoints: Box::default(), ..known() },
+        with(hinted(&["b"], &[], ready(V4, 1, 1))),
+        with(hinted(&["a"], &["here"], ready(V4, 1, 1))),
+        with(hinted(&["a"], &[], ready(V4, 1, 2))),
+        with(Endpoint { node: Some("here".into()), ..known().endpoints[0].clone() }),
+        with(Endpoint { conditions, ..known().endpoints[0].clone() }),
+        EndpointSlice { endpoints: Box::default(), ..known() },
+    ];
+    for other in others {
+        let mut world = world();
+        apply(&mut world, [Update::Slice(known())]);
+        assert_eq!(apply(&mut world, [Update::Slice(other.clone())]), ["shop/web"], "{other:?}");
+    }
+}
+
+#[test]
 fn trigger_times_come_with_slices_that_bring_something_new() {
     let mut world = world();
     let at = |nanos, number| {
@@ -173,6 +201,7 @@ fn a_slice_can_move_to_another_service() {
 fn a_slice_of_a_family_that_is_not_served_is_not_kept() {
     let families = PerFamily { v4: true, v6: false };
     let mut world = World::new(Settings { families, ..settings() });
+    world.take_dirty();
     let v6 = slice("a", Family::V6, &[ready(Family::V6, 1, 1)]);
     assert_eq!(apply(&mut world, [Update::Slice(v6)]), [""; 0]);
     assert_eq!(world.endpoint_count(), 0);

@@ -233,6 +233,7 @@ fn addresses_and_ports_of_no_service() {
             assert_eq!(decide(node_ip(family), 30081), Told::Pass, "other port of the node");
             assert_eq!(decide(loopback(family), 30080), Told::Pass, "node port on loopback");
             assert_eq!(decide(client(family), 80), Told::Pass, "somewhere else");
+            assert_eq!(decide(client(family), 30080), Told::Pass, "the node port of somebody else");
         }
     }
 }

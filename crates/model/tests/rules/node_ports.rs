@@ -84,6 +84,14 @@ fn a_bind_address_is_the_primary_one() {
 }
 
 #[test]
+fn a_loopback_bind_address_is_no_primary_one() {
+    let override_v4 = PerFamily { v4: Some(loopback(V4)), v6: None };
+    let settings =
+        Settings { node_port_addresses: [Primary].into(), node_ip_override: override_v4, ..settings() };
+    assert_eq!(*Stage::new(settings).plan.node_ports(V4), only(&[]));
+}
+
+#[test]
 fn other_addresses_of_the_node_are_left_alone() {
     let stage = stage(&[Cidr(net("192.0.2.5/32"))]);
     assert_eq!(stage.decide(Source::Client, ip("192.0.2.5"), 30080), masked("1.1"));
