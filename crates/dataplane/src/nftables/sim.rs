@@ -12,7 +12,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::{Origin, Outcome, Packet};
+use model::{Backend, Origin, Outcome, Packet};
 
 use super::program::{
     Bytes, Chain, ChainKind, Element, Field, Hook, Program, Rule, Set, Statement, Value, address_len,
@@ -122,7 +122,8 @@ pub fn disagreement(
         let Fate::Delivered { destination, port, translated: true, masqueraded } = ending.fate else {
             return Some(format!("{:?}", ending.fate));
         };
-        let hairpin = destination == packet.source;
+        let is_own = |backend: &Backend| backend.local && backend.address == destination;
+        let hairpin = destination == packet.source && backends.iter().any(is_own);
         if masqueraded != (*masquerade || hairpin) {
             return Some(format!("{:?}", ending.fate));
         }

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! - `make`: plans by hand and at random
+//! - `pure`: slots, names, rules there and back, differences
+//! - `judges`: the simulator against the oracle
+//! - `kernel`: a real kernel, in namespaces of their own
+//! - `listing`: what `nft list` says about our tables
+
+mod judges;
+mod kernel;
+mod listing;
+mod make;
+mod pure;
