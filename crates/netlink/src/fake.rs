@@ -138,7 +138,7 @@ impl<T: Transport> Faulty<T> {
     pub fn seeded(inner: T, seed: u64, one_in: u64) -> Faulty<T> {
         let mut random = SplitMix(seed);
         Faulty::new(inner, move |_| {
-            if random.next() % one_in.max(1) != 0 {
+            if !random.next().is_multiple_of(one_in.max(1)) {
                 return None;
             }
             Some(match random.next() % 6 {

@@ -107,6 +107,11 @@ impl Monitor<Socket> {
     pub fn open_in(netns: &Netns) -> Result<Monitor<Socket>, Error> {
         netns.run(Monitor::open)?
     }
+
+    #[cfg(test)]
+    pub(super) fn shrink_for_test(&self) {
+        self.transport.grow_recv_buffer(4096);
+    }
 }
 
 impl<T: Transport> Monitor<T> {

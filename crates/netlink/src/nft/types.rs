@@ -119,7 +119,7 @@ pub struct Rule {
     pub chain: String,
     /// What it does, in order.
     pub exprs: Vec<Expr>,
-    /// A remark, shown by `nft list`. At most 254 bytes.
+    /// A remark, shown by `nft list`. At most 253 bytes.
     pub comment: Option<String>,
 }
 
@@ -262,6 +262,7 @@ impl Type {
     }
 
     /// Its length in bytes, without padding.
+    #[expect(clippy::len_without_is_empty, reason = "no type is empty")]
     pub const fn len(self) -> usize {
         self.len as usize
     }
@@ -333,7 +334,7 @@ pub struct Element<'a> {
     pub expires_in: Option<Duration>,
     /// What it has counted (only when listed).
     pub counter: Option<Counter>,
-    /// A remark, shown by `nft list`. At most 254 bytes.
+    /// A remark, shown by `nft list`. At most 253 bytes.
     pub comment: Option<&'a str>,
 }
 

@@ -21,7 +21,7 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
 
-/// No check whether another machine has it: it can be used at once.
+/// No check whether another machine has it.
 const IFA_F_NODAD: u32 = 0x02;
 const IFA_F_DADFAILED: u32 = 0x08;
 const IFA_F_TENTATIVE: u32 = 0x40;
@@ -98,7 +98,10 @@ impl<T: Transport> Route<T> {
         Ok(found)
     }
 
-    /// Adds an address to a link. It can be used at once: nobody is asked whether he has it.
+    /// Adds an address to a link, without asking whether another machine has it.
+    ///
+    /// An IPv4 address can be used at once. The kernel makes an IPv6 address reachable in the background, within
+    /// milliseconds.
     pub fn add_address(&mut self, link: u32, address: IpAddr, prefix_len: u8) -> Result<(), Error> {
         self.change("add an address", RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, |w| {
             write_message(w, link, address, prefix_len);

@@ -203,7 +203,9 @@ pub(super) fn printable(family: Family) -> Gallery {
         family,
         chains: chains(),
         sets: sets(layout),
-        rules: [balancing_rules(layout), filter_rules(layout), translation_rules(layout)].concat(),
+        rules: [balancing_rules, filter_rules, masquerading_rules, translation_rules]
+            .map(|rules| rules(layout))
+            .concat(),
         elements: elements(family),
     }
 }
@@ -211,7 +213,7 @@ pub(super) fn printable(family: Family) -> Gallery {
 /// Everything, also what `nft list` cannot print.
 pub(super) fn complete(family: Family) -> Gallery {
     let mut gallery = printable(family);
-    gallery.rules.extend(odd_rules(Layout::of(family)));
+    gallery.rules.push(odd_rule());
     gallery
 }
 
@@ -331,7 +333,8 @@ fn balancing_rules(layout: Layout) -> Vec<Rule> {
     vec![
         Rule { comment: Some("services".into()), ..rule("prerouting", vmap.clone()) },
         rule("output", vmap),
-        rule("n3", [frontend, balance].concat()),
+        rule("n3", [frontend.clone(), balance].concat()),
+        rule("hashed", [frontend, by_client_hash(layout, index)].concat()),
         rule("sticky", [vec![layout.load_saddr(R0)], client_frontend, sticky].concat()),
         rule(
             "prerouting",
@@ -343,6 +346,17 @@ fn balancing_rules(layout: Layout) -> Vec<Rule> {
                 lookup("node-ports", R0, Some(Reg::VERDICT)),
             ],
         ),
+    ]
+}
+
+fn by_client_hash(layout: Layout, index: Reg) -> Vec<Expr> {
+    let client = index.after(4);
+    let len = layout.address_len;
+    vec![
+        layout.load_saddr(client),
+        Expr::Hash { src: client, len, dst: index, modulus: 3, seed: Some(0x5eed), offset: 0 },
+        lookup("endpoints", R0, Some(R0)),
+        layout.dnat(R0),
     ]
 }
 
@@ -433,8 +447,8 @@ fn record_affinity(layout: Layout) -> Vec<Expr> {
     ]
 }
 
-/// Marks, masquerading and other rewriting.
-fn translation_rules(layout: Layout) -> Vec<Rule> {
+/// Marks and masquerading.
+fn masquerading_rules(layout: Layout) -> Vec<Rule> {
     vec![
         rule(
             "mark-for-masquerade",
@@ -466,6 +480,12 @@ fn translation_rules(layout: Layout) -> Vec<Rule> {
                 Expr::Masq { flags: NatFlags::NONE },
             ],
         ),
+    ]
+}
+
+/// Other rewriting of addresses and ports.
+fn translation_rules(layout: Layout) -> Vec<Rule> {
+    vec![
         rule(
             "postrouting",
             vec![
@@ -509,65 +529,37 @@ fn translation_rules(layout: Layout) -> Vec<Rule> {
     ]
 }
 
-/// What the kernel takes, but `nft list` 1.0.6 has no words for.
-fn odd_rules(layout: Layout) -> Vec<Rule> {
-    let (frontend, index) = layout.load_frontend(R0);
-    let client = Reg::word(10);
-    vec![
-        rule(
-            "hashed",
-            [
-                frontend,
-                vec![
-                    layout.load_saddr(client),
-                    Expr::Hash {
-                        src: client,
-                        len: layout.address_len,
-                        dst: index,
-                        modulus: 3,
-                        seed: Some(0x5eed),
-                        offset: 0,
-                    },
-                    lookup("endpoints", R0, Some(R0)),
-                    layout.dnat(R0),
-                ],
-            ]
-            .concat(),
-        ),
-        rule(
-            "input",
-            vec![
-                // A register must be written before it is read.
-                Expr::Immediate { dst: R0, value: vec![7; 16] },
-                Expr::Immediate { dst: Reg::word(8), value: vec![8; 16] },
-                Expr::Hash { src: R0, len: 8, dst: Reg::word(5), modulus: 7, seed: None, offset: 9 },
-                Expr::Numgen { dst: Reg::word(15), mode: NumgenMode::Inc, modulus: 5, offset: 2 },
-                Expr::Meta { key: MetaKey::Oifname, dst: Reg::word(4) },
-                Expr::Meta { key: MetaKey::Nfproto, dst: Reg::word(3) },
-                Expr::Ct { key: CtKey::Src, direction: Some(Direction::Reply), dst: Reg::word(8) },
-                Expr::Ct { key: CtKey::ProtoSrc, direction: Some(Direction::Reply), dst: Reg::word(7) },
-                Expr::Cmp { src: Reg::word(1), op: CmpOp::Gte, value: vec![1, 2, 3, 4, 5, 6, 7] },
-                Expr::Bitwise {
-                    src: Reg::word(8),
-                    dst: Reg::word(12),
-                    mask: vec![0xf0; 16],
-                    xor: vec![0x0f; 16],
-                },
-                Expr::Fib {
-                    result: FibResult::Oif,
-                    flags: FibFlags::SADDR | FibFlags::IIF,
-                    dst: Reg::word(2),
-                },
-                Expr::Dynset {
-                    set: "affinity-clients".into(),
-                    op: DynsetOp::Delete,
-                    key: R0,
-                    value: None,
-                    timeout: None,
-                },
-                Expr::Counter,
-                Expr::Verdict(Verdict::Continue),
-            ],
-        ),
-    ]
+/// Every expression the rules above have no use for, with registers all over. `nft list` 1.0.6 has no words for it.
+fn odd_rule() -> Rule {
+    rule(
+        "input",
+        vec![
+            // A register must be written before it is read.
+            Expr::Immediate { dst: R0, value: vec![7; 16] },
+            Expr::Immediate { dst: Reg::word(8), value: vec![8; 16] },
+            Expr::Hash { src: R0, len: 8, dst: Reg::word(5), modulus: 7, seed: None, offset: 9 },
+            Expr::Numgen { dst: Reg::word(15), mode: NumgenMode::Inc, modulus: 5, offset: 2 },
+            Expr::Meta { key: MetaKey::Oifname, dst: Reg::word(4) },
+            Expr::Meta { key: MetaKey::Nfproto, dst: Reg::word(3) },
+            Expr::Ct { key: CtKey::Src, direction: Some(Direction::Reply), dst: Reg::word(8) },
+            Expr::Ct { key: CtKey::ProtoSrc, direction: Some(Direction::Reply), dst: Reg::word(7) },
+            Expr::Cmp { src: Reg::word(1), op: CmpOp::Gte, value: vec![1, 2, 3, 4, 5, 6, 7] },
+            Expr::Bitwise {
+                src: Reg::word(8),
+                dst: Reg::word(12),
+                mask: vec![0xf0; 16],
+                xor: vec![0x0f; 16],
+            },
+            Expr::Fib { result: FibResult::Oif, flags: FibFlags::SADDR | FibFlags::IIF, dst: Reg::word(2) },
+            Expr::Dynset {
+                set: "affinity-clients".into(),
+                op: DynsetOp::Delete,
+                key: R0,
+                value: None,
+                timeout: None,
+            },
+            Expr::Counter,
+            Expr::Verdict(Verdict::Continue),
+        ],
+    )
 }

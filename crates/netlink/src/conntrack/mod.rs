@@ -389,3 +389,6 @@ fn write_addresses(w: &mut Writer, src: Option<IpAddr>, dst: Option<IpAddr>) {
 fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 33 | 132 | 136)
 }
+
+#[cfg(test)]
+mod tests;

@@ -211,3 +211,6 @@ fn errno(code: i32) -> Result<Option<Errno>, Error> {
         _ => Err(Error::Malformed("an error number out of range")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -83,3 +83,6 @@ fn in_thread<R: Send>(work: impl FnOnce() -> Result<R, Error> + Send) -> Result<
         }
     })
 }
+
+#[cfg(test)]
+mod tests;
