@@ -165,6 +165,22 @@ impl Container {
             .or_else(|| sticky(Space::NodePort, set::STICKY_NODE_PORTS))
     }
 
+    /// Which frontends its keys begin with; `None` if they do not.
+    pub(super) fn space(self) -> Option<Space> {
+        match self {
+            Container::Verdicts(space, _)
+            | Container::Endpoints(space, _)
+            | Container::Reject(space)
+            | Container::Drop(space)
+            | Container::Sticky(space, _) => Some(space),
+            Container::Firewalled | Container::SourceRanges => Some(Space::Service),
+            Container::ClusterIps
+            | Container::Hairpin
+            | Container::NodePortAddresses
+            | Container::Affinity => None,
+        }
+    }
+
     /// As the kernel is asked for it.
     pub(super) fn definition(self, family: Family) -> Set {
         let name = self.name();

@@ -16,6 +16,7 @@ impl<T: Transport> Turn<'_, T> {
         for family in self.families() {
             self.surround(family);
             if self.known[family].replace {
+                // What serves now must not go before what comes is there.
                 self.limit = usize::MAX;
             }
             self.node_port_addresses(family)?;

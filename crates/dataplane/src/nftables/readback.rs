@@ -56,21 +56,18 @@ impl Readback {
         if let Some(addresses) = self.holdings.addresses(container) {
             addresses.clear();
         }
-        self.gathered.values_mut().for_each(|gathered| gathered.forget(container));
+        let space = container.space();
+        let of_space = self.gathered.iter_mut().filter(|(frontend, _)| Some(Space::of(frontend)) == space);
+        of_space.for_each(|(_, gathered)| gathered.forget(container));
     }
 
     /// Takes one element. The affinity map is not ours to compare: the kernel fills it.
     pub(super) fn element(&mut self, container: Container, element: &nft::Element<'_>) {
         let Some(placed) = place(container, element) else { return };
-        match container {
-            Container::Affinity => (),
-            Container::ClusterIps | Container::NodePortAddresses | Container::Hairpin => self.address(placed),
-            Container::Verdicts(space, _)
-            | Container::Endpoints(space, _)
-            | Container::Reject(space)
-            | Container::Drop(space)
-            | Container::Sticky(space, _) => self.of_frontend(space, placed),
-            Container::Firewalled | Container::SourceRanges => self.of_frontend(Space::Service, placed),
+        match container.space() {
+            _ if container == Container::Affinity => (),
+            None => self.address(placed),
+            Some(space) => self.of_frontend(space, placed),
         }
     }
 

@@ -93,7 +93,13 @@ impl<'a, T: Transport> Turn<'a, T> {
     /// Makes the rules of a table fit what the Plan says of all services at once.
     pub(super) fn surround(&mut self, family: Family) {
         let Settings { mark, loopback, .. } = self.settings;
-        self.chunk.around[family] = Some(render::surroundings(self.plan, family, mark, loopback[family]));
+        let around = render::surroundings(self.plan, family, mark, loopback[family]);
+        let known = &mut self.known[family];
+        let conflicts = || diff::frame(&known.frame, &frame::frame(&around, &known.installed)).conflict;
+        if known.exists && known.around.is_none() && conflicts() {
+            *known = Holdings { replace: true, ..Holdings::default() };
+        }
+        self.chunk.around[family] = Some(around);
     }
 
     /// Makes a frontend what the Plan says.

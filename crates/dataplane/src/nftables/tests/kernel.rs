@@ -1,3 +1,527 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! A real kernel, in namespaces of their own.
+//! A real kernel, in namespaces of their own: after every change it holds what the Plan says, whatever fails.
+
+use std::collections::BTreeMap;
+
+use model::{Family, Frontend, PerFamily, Plan, Protocol};
+use netlink::{
+    Errno, Netns, Socket, Transport,
+    fake::{Fault, Faulty, Request},
+    nft::{self, Nft},
+};
+use proptest::test_runner::TestRunner;
+
+use super::{
+    judges::assert_agreement,
+    make::{Draft, at, decision, forward, histories, ip, pool, sample, same, sampler, sticky},
+};
+use crate::{
+    Config, Dataplane, Error, Scope,
+    names::TABLE,
+    nftables::{
+        Nftables, diff, entry::Entry, frame, holdings, holdings::Held, kernel, layout::wire, render,
+    },
+};
+
+/// Runs a test in a namespace of its own; skips it, with a printed line, where that is not allowed. Under `CI` it
+/// must be allowed.
+pub(super) fn in_namespace<R: Send>(test: &str, work: impl FnOnce() -> R + Send) -> Option<R> {
+    match Netns::new() {
+        Ok(netns) => Some(netns.run(work).unwrap()),
+        Err(error) if error.is_permission() && std::env::var_os("CI").is_none() => {
+            println!("skipped {test}: a network namespace needs privileges ({error})");
+            None
+        }
+        Err(error) => panic!("{test}: no network namespace: {error}"),
+    }
+}
+
+pub(super) fn open() -> Nftables {
+    Nftables::open(&Config::default()).unwrap()
+}
+
+fn load(nftables: &mut impl Dataplane, plan: &Plan) {
+    nftables.apply(plan, Scope::All).unwrap();
+}
+
+/// The kernel holds exactly what the plan says: read anew, and judged by the packets that meet it.
+pub(super) fn assert_kernel_matches(plan: &Plan) {
+    let mut nft = Nft::open().unwrap();
+    for family in Family::BOTH {
+        let found = kernel::read(&mut nft, family).unwrap();
+        let mut wanted: BTreeMap<Frontend, Entry> = BTreeMap::new();
+        for (frontend, decision) in plan.frontends().filter(|(frontend, _)| frontend.family() == family) {
+            wanted.insert(*frontend, canonical(render::entry(frontend, decision, None)));
+        }
+        let held = found.frontends.iter().map(|(frontend, held)| match held {
+            Held::Entry(entry) => (*frontend, canonical(entry.clone())),
+            Held::Irregular(elements) => panic!("{frontend} is irregular: {elements:?}"),
+        });
+        assert_eq!(held.collect::<BTreeMap<_, _>>(), wanted);
+        assert!(found.strays.is_empty(), "{:?}", found.strays);
+        let ours = |address: &std::net::IpAddr| Family::of(*address) == family;
+        assert_eq!(found.cluster_ips, plan.cluster_ips().filter(ours).collect());
+        assert_eq!(found.hairpin, plan.local_backends().filter(ours).collect());
+        let addresses = render::node_port_addresses(plan, family, false);
+        assert_eq!(found.node_port_addresses, addresses.into_iter().collect());
+
+        let around = render::surroundings(plan, family, 0x4000, false);
+        let rendered = frame::frame(&around, &holdings::installed(&found.frame));
+        assert_eq!(diff::frame(&found.frame, &rendered), diff::FrameDelta::default());
+        assert_agreement(plan, &kernel::program(&mut nft, family).unwrap().unwrap());
+    }
+}
+
+/// There is nothing in the table that the plan does not need.
+fn assert_kernel_tidy() {
+    let mut nft = Nft::open().unwrap();
+    for family in Family::BOTH {
+        let found = kernel::read(&mut nft, family).unwrap();
+        assert_eq!(found.installed, found.in_use());
+        assert_eq!(found.foreign, Default::default());
+    }
+}
+
+/// Slots in order, and the class by the count: which of several good ones is taken depends on history.
+fn canonical(mut entry: Entry) -> Entry {
+    for target in [&mut entry.everyone, &mut entry.inside].into_iter().flatten() {
+        assert!(target.class.fits(target.slots.len()));
+        target.class = super::super::slots::Class::of(target.slots.len(), None);
+        let mut endpoints: Vec<_> = target.slots.endpoints().collect();
+        endpoints.sort();
+        let family = Family::of(endpoints[0].0);
+        target.slots = super::super::slots::Slots::new(family, endpoints);
+    }
+    entry
+}
+
+fn random_histories(count: usize, len: usize) -> Vec<Vec<Draft>> {
+    let mut runner = TestRunner::deterministic();
+    let strategy = histories(len);
+    (0..count).map(|_| sample(&strategy, &mut runner)).collect()
+}
+
+#[test]
+fn a_plan_is_loaded_once() {
+    in_namespace("a_plan_is_loaded_once", || {
+        let plan = sampler().plan();
+        let mut nftables = open();
+        let applied = nftables.apply(&plan, Scope::All).unwrap();
+        assert!(applied.added > 50 && applied.removed == 0, "{applied:?}");
+        assert!(applied.warnings.is_empty());
+        assert_kernel_matches(&plan);
+        assert_kernel_tidy();
+        let again = nftables.apply(&plan, Scope::All).unwrap();
+        assert!(again.changed_nothing(), "{again:?}");
+        let restarted = open().apply(&plan, Scope::All).unwrap();
+        assert!(restarted.changed_nothing(), "{restarted:?}");
+    });
+}
+
+#[test]
+fn the_kernel_follows_any_history() {
+    for history in random_histories(12, 8) {
+        in_namespace("the_kernel_follows_any_history", || {
+            let mut nftables = open();
+            load(&mut nftables, &history[0].plan());
+            for step in history.windows(2) {
+                let changes = step[1].changes_since(&step[0]);
+                let plan = step[1].plan();
+                let applied = nftables.apply(&plan, Scope::Only(&changes)).unwrap();
+                assert!(applied.batches <= 1, "one change, one commit: {applied:?}");
+                assert_kernel_matches(&plan);
+            }
+            let last = history.last().unwrap().plan();
+            load(&mut nftables, &last);
+            assert_kernel_matches(&last);
+            assert_kernel_tidy();
+            assert!(open().apply(&last, Scope::All).unwrap().changed_nothing());
+        });
+    }
+}
+
+#[test]
+fn the_kernel_follows_any_history_through_failures() {
+    for (seed, history) in random_histories(12, 8).into_iter().enumerate() {
+        let failures = in_namespace("the_kernel_follows_any_history_through_failures", || {
+            let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+            let mut nft = Nft::over(Faulty::new(socket, failing(seed as u64)));
+            nft.set_patience(std::time::Duration::from_millis(1));
+            let mut nftables = Nftables::over(nft, &Config::default());
+            let mut failures = 0;
+            for step in std::iter::once(&history[0]).chain(&history).collect::<Vec<_>>().windows(2) {
+                let changes = step[1].changes_since(step[0]);
+                let plan = step[1].plan();
+                // A caller may retry with either scope: after an error it is complete.
+                while let Err(error) = nftables.apply(&plan, Scope::Only(&changes)) {
+                    failures += 1;
+                    assert!(!error.to_string().is_empty());
+                    assert!(failures < 5_000, "{error}");
+                }
+                assert_kernel_matches(&plan);
+            }
+            nftables.connection().transport_mut().set_enabled(false);
+            let last = history.last().unwrap().plan();
+            load(&mut nftables, &last);
+            assert_kernel_tidy();
+            failures
+        });
+        assert!(failures.is_none_or(|failures| failures > 1), "nothing failed");
+    }
+}
+
+/// Every third commit fails, one way or the other, and few questions do.
+fn failing(seed: u64) -> impl FnMut(Request) -> Option<Fault> {
+    let mut random = seed;
+    move |request| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let ways = [
+            Fault::Before(Errno::NOBUFS),
+            Fault::Refused(Errno::NOMEM),
+            Fault::Refused(Errno::BUSY),
+            Fault::After(Errno::NOBUFS),
+            Fault::After(Errno::TIMEDOUT),
+        ];
+        let one_in = if request.is_batch { 3 } else { 100 };
+        let way = ways[(random >> 40) as usize % ways.len()];
+        ((random >> 20) % one_in == 0).then_some(way)
+    }
+}
+
+/// Something that somebody else does to our table.
+type Edit = fn(&mut nft::Batch, nft::TableRef<'_>);
+
+const EDITS: [(&str, Edit); 14] = [
+    ("nothing", |_, _| ()),
+    ("flushes a map", |batch, table| batch.flush_set(0, table, "endpoints")),
+    ("flushes the verdicts", |batch, table| batch.flush_set(0, table, "services")),
+    ("flushes a set", |batch, table| batch.flush_set(0, table, "cluster-ips")),
+    ("flushes the sources", |batch, table| batch.flush_set(0, table, "source-ranges")),
+    ("flushes who is sticky", |batch, table| batch.flush_set(0, table, "sticky-services-10800")),
+    ("flushes a chain", |batch, table| batch.flush_chain(0, table, "nat-prerouting")),
+    ("adds a rule", |batch, table| {
+        let exprs = vec![nft::Expr::Verdict(nft::Verdict::Drop)];
+        batch.insert_rule(0, table, &nft::Rule { chain: "filter-forward".into(), exprs, comment: None });
+    }),
+    ("adds chains and a set that they use", |batch, table| {
+        batch.add_set(0, table, &nft::Set::new("theirs", [nft::Type::INET_SERVICE.into()]), nft::Create::Exclusive);
+        batch.add_chain(0, table, &nft::Chain::regular("a"), nft::Create::Exclusive);
+        let base = nft::Chain::base("b", nft::ChainKind::Filter, nft::Hook::Input, 7);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+        let dst = nft::Reg::word(0);
+        let port = nft::Expr::Payload { base: nft::Header::Transport, offset: 2, len: 2, dst };
+        let lookup = nft::Expr::Lookup { set: "theirs".into(), key: dst, dst: None, invert: false };
+        let jump = nft::Expr::Verdict(nft::Verdict::Jump("a".into()));
+        batch.add_rule(0, table, &nft::Rule { chain: "b".into(), exprs: vec![port, lookup, jump], comment: None });
+    }),
+    ("adds elements", |batch, table| {
+        let tail = [132, 0, 0, 0, 0x12, 0x34, 0, 0];
+        let key = [address(table, 77).as_slice(), &tail].concat();
+        batch.add_elements(0, table, "reject-services", nft::Create::Exclusive).push(&nft::Element::key(&key));
+        let to = nft::Verdict::Drop;
+        batch.add_elements(0, table, "services", nft::Create::Exclusive).push(&nft::Element::verdict(&key, to));
+        let slot = [key.as_slice(), &9u32.to_ne_bytes()].concat();
+        let value = [address(table, 78).as_slice(), &[0, 80, 0, 0]].concat();
+        batch
+            .add_elements(0, table, "endpoints", nft::Create::Exclusive)
+            .push(&nft::Element::value(&slot, &value));
+        // A protocol that no service has.
+        let stray = [1, 0, 0, 0, 0, 80, 0, 0];
+        batch.add_elements(0, table, "drop-node-ports", nft::Create::Exclusive).push(&nft::Element::key(&stray));
+        let pair = [address(table, 1), address(table, 2)].concat();
+        batch.add_elements(0, table, "hairpin", nft::Create::Exclusive).push(&nft::Element::key(&pair));
+    }),
+    ("leads a node port astray", |batch, table| {
+        batch.flush_set(0, table, "node-ports");
+        batch.add_chain(0, table, &nft::Chain::regular("astray"), nft::Create::Exclusive);
+        let verdict = nft::Verdict::Goto("astray");
+        let key = [6, 0, 0, 0, 0x75, 0x80, 0, 0];
+        batch
+            .add_elements(0, table, "node-ports", nft::Create::Exclusive)
+            .push(&nft::Element::verdict(&key, verdict));
+    }),
+    ("deletes the table", |batch, table| batch.delete_table(0, table, nft::Delete::Existing)),
+    ("puts another table in its place", |batch, table| {
+        batch.delete_table(0, table, nft::Delete::Existing);
+        batch.add_table(0, &nft::Table::new(table.family, table.name), nft::Create::Exclusive);
+        batch.add_set(0, table, &nft::Set::new("services", [nft::Type::MARK.into()]), nft::Create::Exclusive);
+        let base = nft::Chain::base("nat-output", nft::ChainKind::Filter, nft::Hook::Input, 0);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+    }),
+    ("moves a hook", |batch, table| {
+        batch.delete_chain(0, table, "nat-postrouting", nft::Delete::Existing);
+        let base = nft::Chain::base("nat-postrouting", nft::ChainKind::Nat, nft::Hook::Postrouting, 7);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+    }),
+];
+
+fn address(table: nft::TableRef<'_>, last: u8) -> Vec<u8> {
+    match ip(if table.family == netlink::Family::V4 { Family::V4 } else { Family::V6 }, &format!("10.96.9.{last}")) {
+        std::net::IpAddr::V4(ip) => ip.octets().to_vec(),
+        std::net::IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+#[test]
+fn what_others_do_to_the_table_is_undone() {
+    let plan = sampler().plan();
+    for (what, edit) in EDITS {
+        in_namespace("what_others_do_to_the_table_is_undone", || {
+            let mut nftables = open();
+            load(&mut nftables, &plan);
+            for family in Family::BOTH {
+                let mut batch = nft::Batch::new();
+                edit(&mut batch, nft::TableRef { family: wire(family), name: TABLE });
+                Nft::open().unwrap().commit(&batch).unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+            println!("somebody {what}");
+            let mended = nftables.apply(&plan, Scope::All).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(mended.changed_nothing(), what == "nothing", "{what}: {mended:?}");
+            assert_kernel_matches(&plan);
+            assert_kernel_tidy();
+            assert!(nftables.apply(&plan, Scope::All).unwrap().changed_nothing(), "{what}");
+        });
+    }
+}
+
+#[test]
+fn an_error_names_the_service_and_the_next_turn_is_complete() {
+    in_namespace("an_error_names_the_service_and_the_next_turn_is_complete", || {
+        let before = sampler();
+        let mut nftables = open();
+        load(&mut nftables, &before.plan());
+        let mut batch = nft::Batch::new();
+        let table = nft::TableRef { family: netlink::Family::V4, name: TABLE };
+        batch.flush_set(0, table, "endpoints");
+        Nft::open().unwrap().commit(&batch).unwrap();
+
+        let mut after = before.clone();
+        let frontend = at(ip(Family::V4, "10.96.0.1"), Protocol::Tcp, 443);
+        let verdict = forward(pool(Family::V4, [102]), model::Masquerade::OffPods);
+        after.frontends.insert(frontend, same(verdict));
+        let changes = after.changes_since(&before);
+        let error = nftables.apply(&after.plan(), Scope::Only(&changes)).unwrap_err();
+        let words = error.to_string();
+        assert!(words.contains("default/web:http") && words.contains("10.96.0.1:443/tcp"), "{words}");
+        assert!(words.contains("remove from endpoints in table ip portolan"), "{words}");
+        assert!(matches!(error, Error::Kernel { source, .. } if source.is_not_found()));
+
+        nftables.apply(&after.plan(), Scope::Only(&Default::default())).unwrap();
+        assert_kernel_matches(&after.plan());
+    });
+}
+
+#[test]
+fn cleanup_removes_our_tables_and_nothing_else() {
+    in_namespace("cleanup_removes_our_tables_and_nothing_else", || {
+        let mut nft = Nft::open().unwrap();
+        let mut batch = nft::Batch::new();
+        let theirs = nft::Table::new(netlink::Family::V4, "theirs");
+        batch.add_table(0, &theirs, nft::Create::Exclusive);
+        nft.commit(&batch).unwrap();
+        let mut nftables = open();
+        nftables.cleanup().unwrap();
+        load(&mut nftables, &sampler().plan());
+        nftables.cleanup().unwrap();
+        let left = |nft: &mut Nft, family| -> Vec<nft::Table> {
+            nft.tables(family).unwrap().into_iter().map(|listed| listed.object).collect()
+        };
+        assert_eq!(left(&mut nft, netlink::Family::V4), [theirs]);
+        assert_eq!(left(&mut nft, netlink::Family::V6), []);
+        load(&mut nftables, &sampler().plan());
+        assert_kernel_matches(&sampler().plan());
+    });
+}
+
+#[test]
+fn cleanup_goes_on_after_errors_and_reports_them_all() {
+    in_namespace("cleanup_goes_on_after_errors_and_reports_them_all", || {
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let refuse = Some(Fault::Refused(Errno::PERM));
+        let mut nftables = Nftables::over(Nft::over(Faulty::scripted(socket, [refuse, refuse])), &Config::default());
+        let words = nftables.cleanup().unwrap_err().to_string();
+        assert!(words.contains("delete table ip portolan") && words.contains("delete table ip6 portolan"), "{words}");
+        nftables.cleanup().unwrap();
+    });
+}
+
+#[test]
+fn one_family_alone() {
+    in_namespace("one_family_alone", || {
+        let config = Config { families: PerFamily { v4: true, v6: false }, ..Config::default() };
+        let mut nftables = Nftables::open(&config).unwrap();
+        let before = sampler();
+        load(&mut nftables, &before.plan());
+        let mut after = before.clone();
+        after.frontends.clear();
+        nftables.apply(&after.plan(), Scope::Only(&after.changes_since(&before))).unwrap();
+        let mut nft = Nft::open().unwrap();
+        assert_eq!(nft.tables(netlink::Family::V6).unwrap(), []);
+        assert!(kernel::read(&mut nft, Family::V4).unwrap().frontends.is_empty());
+    });
+}
+
+#[test]
+fn large_loads_come_in_bounded_batches_and_the_important_first() {
+    in_namespace("large_loads_come_in_bounded_batches_and_the_important_first", || {
+        let mut draft = sampler();
+        let many = |family| forward(pool(family, 101..=110), model::Masquerade::OffPods);
+        for index in 0..1_000u32 {
+            let address = format!("10.97.{}.{}", index / 250, index % 250);
+            let frontend = at(ip(Family::V4, &address), Protocol::Tcp, 80);
+            draft.frontends.insert(frontend, same(many(Family::V4)));
+        }
+        let first = at(ip(Family::V4, "10.97.3.249"), Protocol::Tcp, 80);
+        draft.frontends.get_mut(&first).unwrap().rank = 0;
+        let plan = draft.plan();
+        // The third batch fails: what came before stays.
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let mut batches = 0;
+        let faulty = Faulty::new(socket, move |request| {
+            batches += u32::from(request.is_batch);
+            (batches == 3).then_some(Fault::Refused(Errno::NOMEM))
+        });
+        let mut nftables = Nftables::over(Nft::over(faulty), &Config::default());
+        assert!(nftables.apply(&plan, Scope::All).is_err());
+        let held = kernel::read(&mut Nft::open().unwrap(), Family::V4).unwrap();
+        assert!(held.frontends.contains_key(&first), "the important one is served");
+        assert!(held.frontends.len() < 500);
+        let rest = open().apply(&plan, Scope::All).unwrap();
+        assert!((2..10).contains(&rest.batches), "{rest:?}");
+        assert_kernel_matches_quickly(&plan);
+    });
+}
+
+/// Without the packets, which are too many for a large plan.
+fn assert_kernel_matches_quickly(plan: &Plan) {
+    let applied = open().apply(plan, Scope::All).unwrap();
+    assert!(applied.changed_nothing(), "{applied:?}");
+}
+
+#[test]
+fn clients_of_endpoints_that_went_are_forgotten() {
+    for family in Family::BOTH {
+        in_namespace("clients_of_endpoints_that_went_are_forgotten", || {
+            let before = sampler();
+            let mut nftables = open();
+            load(&mut nftables, &before.plan());
+            let service = ip(family, "10.96.0.20");
+            let vip = ip(family, "203.0.113.7");
+            let node = super::make::node_ip(family);
+            let (one, two) = (ip(family, "10.244.1.101"), ip(family, "10.244.1.102"));
+            remember(family, [(1, service, 80, one), (2, service, 80, two), (3, vip, 80, one)]);
+            remember(family, [(4, node, 30_080, one), (5, node, 30_080, two)]);
+
+            // .101 leaves the cluster IP's pool; the node port's inside keeps it.
+            let mut after = before.clone();
+            let frontend = at(service, Protocol::Tcp, 80);
+            let two_left = forward(pool(family, [1, 102]), model::Masquerade::OffPods);
+            after.frontends.insert(frontend, sticky(10_800, same(two_left)));
+            let changes = after.changes_since(&before);
+            let applied = nftables.apply(&after.plan(), Scope::Only(&changes)).unwrap();
+            // The LB address is not sticky, so nobody would have put client 3 there.
+            assert_eq!(applied.forgotten, 2);
+            assert_eq!(remembered(family), [2, 4, 5]);
+
+            // The node port is no longer sticky.
+            let before = after.clone();
+            let node_port = super::make::node_port(family, Protocol::Tcp, 30_080);
+            after.frontends.get_mut(&node_port).unwrap().affinity = None;
+            let changes = after.changes_since(&before);
+            nftables.apply(&after.plan(), Scope::Only(&changes)).unwrap();
+            assert_eq!(remembered(family), [2]);
+
+            // A full turn finds what a lost one has left.
+            remember(family, [(6, service, 80, one), (7, service, 80, two)]);
+            let applied = open().apply(&after.plan(), Scope::All).unwrap();
+            assert_eq!(applied.forgotten, 1);
+            assert_eq!(remembered(family), [2, 7]);
+
+            // A change of the others leaves it alone.
+            let before = after.clone();
+            after.frontends.insert(at(ip(family, "10.96.0.30"), Protocol::Tcp, 80), decision_of(family));
+            nftables.apply(&after.plan(), Scope::Only(&after.changes_since(&before))).unwrap();
+            assert_eq!(remembered(family), [2, 7]);
+        });
+    }
+}
+
+fn decision_of(family: Family) -> model::Decision {
+    let inside = forward(pool(family, [1, 2]), model::Masquerade::OffPods);
+    let outside = forward(pool(family, [1]), model::Masquerade::Never);
+    decision(inside, outside)
+}
+
+/// Puts clients into the affinity map, as packets would.
+fn remember<const N: usize>(family: Family, clients: [(u8, std::net::IpAddr, u16, std::net::IpAddr); N]) {
+    use crate::nftables::program::Bytes;
+    let table = nft::TableRef { family: wire(family), name: TABLE };
+    let mut batch = nft::Batch::new();
+    let mut writer = batch.add_elements(0, table, "affinity", nft::Create::Exclusive);
+    for (client, destination, port, endpoint) in clients {
+        let client = ip(family, &format!("198.51.100.{client}"));
+        let key = Bytes::EMPTY.address(client).address(destination).protocol(6).port(port);
+        let value = Bytes::EMPTY.address(endpoint).port(8080);
+        let timeout = Some(std::time::Duration::from_secs(600));
+        writer.push(&nft::Element { timeout, ..nft::Element::value(&key, &value) });
+    }
+    drop(writer);
+    Nft::open().unwrap().commit(&batch).unwrap();
+}
+
+/// The last bytes of the clients in the affinity map.
+fn remembered(family: Family) -> Vec<u8> {
+    let table = nft::TableRef { family: wire(family), name: TABLE };
+    let mut clients = Vec::new();
+    let len = crate::nftables::program::address_len(family);
+    Nft::open()
+        .unwrap()
+        .elements(table, "affinity", |visit| match visit {
+            nft::Visit::Start => clients.clear(),
+            nft::Visit::Element(element) => clients.push(element.key[len - 1]),
+        })
+        .unwrap();
+    clients.sort_unstable();
+    clients
+}
+
+#[test]
+fn loopback_node_ports_need_a_setting() {
+    in_namespace("loopback_node_ports_need_a_setting", || {
+        let setting = || std::fs::read_to_string(crate::names::ROUTE_LOCALNET).unwrap();
+        assert_eq!(setting().trim(), "0");
+        let mut nftables = open();
+        load(&mut nftables, &sampler().plan());
+        assert_eq!(setting().trim(), "0", "not needed, not written");
+        let asked = |family| model::PlanBuilder::new().loopback_node_ports(family).build();
+        let applied = nftables.apply(&asked(Family::V4), Scope::All).unwrap();
+        assert_eq!((setting().trim(), applied.warnings.len()), ("1", 0));
+        let applied = nftables.apply(&asked(Family::V6), Scope::All).unwrap();
+        assert_eq!(applied.warnings.len(), 1, "{:?}", applied.warnings);
+    });
+}
+
+#[test]
+fn a_kernel_that_cannot_is_told_in_a_sentence() {
+    in_namespace("a_kernel_that_cannot_is_told_in_a_sentence", || {
+        let say = |errno| {
+            let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+            let mut nft = Nft::over(Faulty::scripted(socket, [Some(Fault::Refused(errno))]));
+            crate::nftables::probe::probe(&mut nft, Config::default().families).unwrap_err().to_string()
+        };
+        assert!(say(Errno::PERM).contains("CAP_NET_ADMIN"), "{}", say(Errno::PERM));
+        assert!(say(Errno::OPNOTSUPP).contains("this kernel"), "{}", say(Errno::OPNOTSUPP));
+        // Asking leaves nothing behind.
+        let mut nft = Nft::open().unwrap();
+        assert_eq!(nft.tables(netlink::Family::V4).unwrap(), []);
+        let _: Box<dyn Dataplane> = crate::open(crate::Mode::Nftables, &Config::default()).unwrap();
+        assert_eq!(nft.tables(netlink::Family::V4).unwrap(), []);
+    });
+}
+
+/// Compiles only if a dataplane may be moved to the thread that reconciles.
+#[expect(dead_code, reason = "the check is made by the compiler")]
+fn is_send<T: Transport>(nftables: Nftables<T>) -> impl Send {
+    nftables
+}
