@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who we are to the API server, and how to reach it. The `kube` crate reads kubeconfigs, runs exec plugins,
+//! reloads token files and does TLS; what it does not do is notice that a client certificate, a CA or the
+//! kubeconfig itself was replaced on disk. So the client is made anew when one of these files changes, and when
+//! the server no longer knows us.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+/// Where the API server is and who we are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// `--kubeconfig`. Without it and without `master`: the service account of the pod we run in.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--master`: overrides the server of the kubeconfig.
+    pub master: Option<String>,
+    /// Ask for JSON instead of protobuf.
+    pub json: bool,
+    pub user_agent: String,
+}
+
+/// Why there can be no client. Each is one sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot use the kubeconfig {path}: {reason}")]
+    Kubeconfig { path: PathBuf, reason: String },
+    #[error("--master {url} is not a URL such as https://10.0.0.1:6443: {reason}")]
+    Master { url: String, reason: String },
+    #[error(
+        "not running in a pod with a service account ({reason}); name a kubeconfig with --kubeconfig, or serve files with --source file:PATH"
+    )]
+    InCluster { reason: String },
+    #[error("cannot make a client for the API server: {reason}")]
+    Client { reason: String },
+}
+
+/// A client that follows its credentials.
+pub struct Access {
+    settings: Settings,
+    held: Mutex<Held>,
+}
+
+#[derive(Clone)]
+struct Held {
+    client: Client,
+    /// Counts the clients made, so that of several tasks that were refused only the first makes a new one.
+    generation: u64,
+    files: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+/// What changes when a file is written or replaced, also through a symlink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    modified: SystemTime,
+    len: u64,
+}
+
+impl Access {
+    /// Reads the configuration. Does not connect.
+    pub async fn open(settings: Settings) -> Result<Access, Error> {
+        let (client, files) = make(&settings).await?;
+        Ok(Access { settings, held: Mutex::new(Held { client, generation: 0, files }) })
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The client to use for the next request, and its generation.
+    pub(crate) async fn client(&self) -> (Client, u64) {
+        let held = self.held();
+        let is_current = held.files.iter().all(|(path, stamp)| stamp_of(path) == *stamp);
+        if !is_current {
+            tracing::info!("credentials for the API server have changed on disk: reading them again");
+            self.renew(held.generation).await;
+        }
+        let held = self.held();
+        (held.client, held.generation)
+    }
+
+    /// Makes a new client, unless that was done since `generation`. If it cannot be made (a file is just being
+    /// replaced), the old one stays.
+    pub(crate) async fn renew(&self, generation: u64) {
+        if self.held().generation != generation {
+            return;
+        }
+        match make(&self.settings).await {
+            Ok((client, files)) => {
+                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+                if held.generation == generation {
+                    *held = Held { client, generation: generation + 1, files };
+                }
+            }
+            Err(error) => tracing::warn!("keeping the credentials in use: {error}"),
+        }
+    }
+
+    fn held(&self) -> Held {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn make(settings: &Settings) -> Result<(Client, Vec<(PathBuf, Option<Stamp>)>), Error> {
+    let (mut config, files) = match (&settings.kubeconfig, &settings.master) {
+        (Some(path), _) => from_kubeconfig(path).await?,
+        (None, Some(_)) => (Config::new(http::Uri::from_static("https://localhost")), Vec::new()),
+        (None, None) => {
+            let config =
+                Config::incluster().map_err(|error| Error::InCluster { reason: sentence(&error) })?;
+            (config, Vec::new())
+        }
+    };
+    if let Some(url) = &settings.master {
+        config.cluster_url = server_url(url)?;
+    }
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // Retrying is this module's business: with backoff, and with the answer in the status.
+    config.default_retry = false;
+    // The stamps are taken before the files are read into the client, so that a change in between is seen.
+    let client = Client::try_from(config).map_err(|error| Error::Client { reason: sentence(&error) })?;
+    Ok((client, files))
+}
+
+async fn from_kubeconfig(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>), Error> {
+    let refuse = |reason: String| Error::Kubeconfig { path: path.to_owned(), reason };
+    let stamp = stamp_of(path);
+    // Read it ourselves first: "permission denied" is a better sentence than what a parser makes of it.
+    std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| refuse(sentence(&error)))?;
+    let mut files = vec![(path.to_owned(), stamp)];
+    files.extend(referenced(&kubeconfig).map(|path| (path.clone(), stamp_of(&path))));
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(|error| refuse(sentence(&error)))?;
+    Ok((config, files))
+}
+
+/// The files a kubeconfig points to that nobody else reloads. Token files are reloaded by `kube`.
+fn referenced(kubeconfig: &Kubeconfig) -> impl Iterator<Item = PathBuf> + '_ {
+    let users = kubeconfig.auth_infos.iter().filter_map(|user| user.auth_info.as_ref());
+    let clusters = kubeconfig.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref());
+    users
+        .flat_map(|user| [user.client_certificate.clone(), user.client_key.clone()])
+        .chain(clusters.map(|cluster| cluster.certificate_authority.clone()))
+        .flatten()
+        .map(PathBuf::from)
+}
+
+fn stamp_of(path: &Path) -> Option<Stamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some(Stamp { modified: metadata.modified().ok()?, len: metadata.len() })
+}
+
+/// A host without scheme is meant as HTTPS.
+fn server_url(url: &str) -> Result<http::Uri, Error> {
+    let refuse = |reason: String| Error::Master { url: url.to_owned(), reason };
+    let text = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
+    let uri: http::Uri = text.parse().map_err(|error: http::uri::InvalidUri| refuse(error.to_string()))?;
+    match uri.scheme_str() {
+        Some("http" | "https") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
+        _ => Err(refuse("it has no host or an unknown scheme".into())),
+    }
+}
+
+/// An error with its causes, without line breaks.
+pub(crate) fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut texts: Vec<String> = Vec::new();
+    for cause in causes {
+        let text = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        // Many errors print their cause themselves.
+        if !text.is_empty() && !texts.iter().any(|said| said.contains(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ")
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(settings: Settings) -> Result<Access, Error> {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(Access::open(settings))
+    }
+
+    fn refusal(kubeconfig: &Path) -> String {
+        let settings = Settings { kubeconfig: Some(kubeconfig.to_owned()), ..Settings::default() };
+        open(settings).err().expect("it is refused").to_string()
+    }
+
+    #[test]
+    fn bad_kubeconfigs_are_told_in_one_sentence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        assert!(refusal(&path).contains("No such file"), "{}", refusal(&path));
+        for (text, expected) in [
+            ("{", "kubeconfig"),
+            ("current-context: nowhere", "nowhere"),
+            (
+                "current-context: a\ncontexts: [{name: a, context: {cluster: gone, user: u}}]\nusers: [{name: u, user: {}}]",
+                "gone",
+            ),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let sentence = refusal(&path);
+            assert!(sentence.contains(expected) && !sentence.contains('\n'), "{sentence}");
+            assert!(sentence.contains(&path.display().to_string()), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_server_may_be_named_without_scheme() {
+        assert_eq!(server_url("10.0.0.1:6443").unwrap().to_string(), "https://10.0.0.1:6443/");
+        assert_eq!(server_url("http://localhost:8080").unwrap().port_u16(), Some(8080));
+        assert!(server_url("ftp://x").is_err());
+        assert!(server_url("").is_err());
+    }
+
+    #[test]
+    fn a_replaced_file_makes_a_new_client() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let text = |port: u16| {
+            format!(
+                "current-context: a\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n\
+                 clusters: [{{name: c, cluster: {{server: \"http://127.0.0.1:{port}\"}}}}]\n\
+                 users: [{{name: u, user: {{}}}}]\n"
+            )
+        };
+        std::fs::write(&path, text(80)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let settings = Settings { kubeconfig: Some(path.clone()), ..Settings::default() };
+            let access = Access::open(settings).await.unwrap();
+            assert_eq!(access.client().await.1, 0);
+            std::fs::write(&path, text(8080)).unwrap();
+            assert_eq!(access.client().await.1, 1);
+            assert_eq!(access.client().await.1, 1);
+            std::fs::write(&path, "half").unwrap();
+            assert_eq!(access.client().await.1, 1, "a half-written file changes nothing");
+        });
+    }
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The driver of [`super::protocol`] for one kind: requests, bodies, time.
+
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use model::{Kind, Update};
+use tokio::{
+    sync::mpsc::Sender,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    access::{Access, sentence},
+    backoff::{Backoff, Random},
+    protocol::{Act, Ask, Next, Protocol, Trouble},
+    status::Status,
+    wire::{self, Format, Frames},
+};
+use crate::{
+    intern::Interner,
+    lower::{Lowered, Resource, Scope},
+    object::Metadata,
+    problem::{Problem, Problems, Reason},
+};
+
+/// Where a kind is found, and which of its objects are asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Tried in order; the next when the server does not know one.
+    pub(crate) paths: &'static [&'static str],
+    pub(crate) label_selector: &'static str,
+    pub(crate) field_selector: String,
+}
+
+/// What all kinds share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) access: Arc<Access>,
+    pub(crate) status: Arc<Status>,
+    pub(crate) problems: Arc<Problems>,
+    pub(crate) interner: Arc<Mutex<Interner>>,
+    pub(crate) node_name: Arc<str>,
+    pub(crate) out: Sender<Update>,
+}
+
+/// The receiver of updates is gone: there is nobody left to tell.
+#[derive(Debug)]
+pub(crate) struct Deaf;
+
+/// How an exchange can end early.
+enum Stop {
+    Trouble(Trouble),
+    Deaf,
+}
+
+impl From<Trouble> for Stop {
+    fn from(trouble: Trouble) -> Stop {
+        Stop::Trouble(trouble)
+    }
+}
+
+impl From<Deaf> for Stop {
+    fn from(_: Deaf) -> Stop {
+        Stop::Deaf
+    }
+}
+
+/// Follows one kind for ever.
+pub(crate) struct Follower<R> {
+    shared: Shared,
+    place: Place,
+    /// Which of the paths is in use.
+    path: usize,
+    protocol: Protocol,
+    backoff: Backoff,
+    random: Random,
+    kind: PhantomData<fn() -> R>,
+}
+
+impl<R: Resource> Follower<R> {
+    pub(crate) fn new(shared: Shared, place: Place) -> Follower<R> {
+        let protocol = Protocol::new(shared.access.settings().json);
+        let (backoff, random) = (Backoff::new(), Random::new());
+        Follower { shared, place, path: 0, protocol, backoff, random, kind: PhantomData }
+    }
+
+    /// Ends only when nobody listens any more.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let (client, generation) = self.shared.access.client().await;
+            let trouble = match self.exchange(&client).await {
+                Ok(()) => continue,
+                Err(Stop::Deaf) => return,
+                Err(Stop::Trouble(trouble)) => trouble,
+            };
+            let next = self.protocol.trouble(&trouble);
+            self.note(&trouble, next);
+            match next {
+                Next::Now => {}
+                Next::Later => sleep(self.pause(&trouble)).await,
+                Next::Renew => {
+                    sleep(self.pause(&trouble)).await;
+                    self.shared.access.renew(generation).await;
+                }
+                Next::Absent if self.path + 1 < self.place.paths.len() => self.path += 1,
+                Next::Absent => {
+                    self.path = 0;
+                    if self.tell_none().await.is_err() {
+                        return;
+                    }
+                    sleep(ABSENT_RETRY).await;
+                }
+            }
+            if self.shared.out.is_closed() {
+                return;
+            }
+        }
+    }
+
+    /// One request and all of its answer. Returns when a page has been taken in.
+    async fn exchange(&mut self, client: &kube::Client) -> Result<(), Stop> {
+        let ask = self.protocol.ask();
+        let response = timeout(HEAD_TIMEOUT, client.send(self.request(&ask)))
+            .await
+            .map_err(|_| Trouble::Idle)?
+            .map_err(|error| Trouble::Transport(sentence(&error)))?;
+        let (head, body) = response.into_parts();
+        let format = content_type(&head.headers).and_then(Format::of_content_type);
+        if head.status != StatusCode::OK {
+            return Err(refusal(head.status, &head.headers, format, body).await.into());
+        }
+        let Some(format) = format else {
+            let said = content_type(&head.headers).unwrap_or("nothing").to_owned();
+            return Err(Trouble::Malformed(format!("an answer of content type {said:?}")).into());
+        };
+        if self.protocol.accepted() {
+            self.shared.status.note(R::KIND, |status| status.lists += 1);
+            self.send(Update::Begin(R::KIND)).await?;
+        }
+        match ask {
+            Ask::Page { .. } => self.take_page(format, body).await,
+            Ask::Stream | Ask::Watch { .. } => {
+                self.shared.status.note(R::KIND, |status| status.watches += 1);
+                self.take_stream(format, body).await
+            }
+        }
+    }
+
+    async fn take_page(&mut self, format: Format, body: Body) -> Result<(), Stop> {
+        let body = collect(body, MAX_LIST).await?;
+        let page = wire::page(format, body)?;
+        self.shared.status.heard(R::KIND);
+        for item in page.items {
+            if let Some(update) = self.present(item.object(), Stage::List) {
+                self.send(update).await?;
+            }
+        }
+        if self.protocol.page(page.version, page.token) {
+            self.end_list().await?;
+        }
+        Ok(())
+    }
+
+    async fn take_stream(&mut self, format: Format, mut body: Body) -> Result<(), Stop> {
+        let opened = Instant::now();
+        let mut frames = Frames::new(format);
+        let mut stage =
+            if matches!(self.protocol.ask(), Ask::Watch { .. }) { Stage::Watch } else { Stage::List };
+        loop {
+            let frame = match timeout(IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Err(Trouble::Transport(sentence(&error)).into()),
+                None => return Err(Trouble::Closed { lived: opened.elapsed() }.into()),
+            };
+            let Ok(bytes) = frame.into_data() else { continue };
+            self.shared.status.heard(R::KIND);
+            frames.push(&bytes);
+            drop(bytes);
+            while let Some(event) = frames.next()? {
+                let update = match self.protocol.event(event.heading)? {
+                    Act::Apply => self.present(format.object(event.object), stage),
+                    Act::Remove => self.gone(format.object(event.object)),
+                    Act::Nothing => None,
+                    Act::EndList => {
+                        self.end_list().await?;
+                        stage = Stage::Watch;
+                        continue;
+                    }
+                };
+                if let Some(update) = update {
+                    self.send(update).await?;
+                }
+                // A list alone proves little: a server can list and then refuse every watch.
+                if stage == Stage::Watch {
+                    self.backoff.reset();
+                }
+            }
+        }
+    }
+
+    async fn end_list(&mut self) -> Result<(), Deaf> {
+        self.send(Update::End(R::KIND)).await?;
+        self.shared.status.note(R::KIND, |status| status.listed = true);
+        tracing::debug!("listed {}", name(R::KIND));
+        Ok(())
+    }
+
+    /// The server does not have the kind at all, so there are no objects of it.
+    async fn tell_none(&mut self) -> Result<(), Deaf> {
+        self.send(Update::Begin(R::KIND)).await?;
+        self.end_list().await
+    }
+
+    /// What an object that is there says. In a list, one that says nothing is simply not mentioned.
+    fn present(&self, object: Result<R, String>, stage: Stage) -> Option<Update> {
+        let object = object.map_err(|error| self.undecodable(error)).ok()?;
+        self.scoped(|scope| match object.lower(scope) {
+            Lowered::Object(update) => Some(update),
+            Lowered::Ignored | Lowered::Refused if stage == Stage::List => None,
+            Lowered::Ignored | Lowered::Refused => {
+                R::gone(object.metadata().unwrap_or(&Metadata::default()), scope)
+            }
+        })
+    }
+
+    fn gone(&self, object: Result<R, String>) -> Option<Update> {
+        let object = object.map_err(|error| self.undecodable(error)).ok()?;
+        self.scoped(|scope| R::gone(object.metadata().unwrap_or(&Metadata::default()), scope))
+    }
+
+    fn scoped<T>(&self, act: impl FnOnce(&mut Scope<'_>) -> T) -> T {
+        let mut interner = self.shared.interner.lock().unwrap_or_else(PoisonError::into_inner);
+        let problems = &self.shared.problems;
+        act(&mut Scope {
+            interner: &mut interner,
+            node_name: &self.shared.node_name,
+            report: &mut |problem| problems.report(problem),
+        })
+    }
+
+    fn undecodable(&self, error: String) {
+        self.shared.problems.report(Problem::new(name(R::KIND), "", Reason::Undecodable, error));
+    }
+
+    async fn send(&self, update: Update) -> Result<(), Deaf> {
+        self.shared.out.send(update).await.map_err(|_| Deaf)
+    }
+
+    fn request(&mut self, ask: &Ask) -> Request<Body> {
+        let mut query = Query::new(self.place.paths[self.path]);
+        query.add("labelSelector", self.place.label_selector);
+        query.add("fieldSelector", &self.place.field_selector);
+        let is_watch = !matches!(ask, Ask::Page { .. });
+        if is_watch {
+            let seconds = 300 + (self.random.fraction() * 300.0) as u32;
+            query.add("watch", "1");
+            query.add("allowWatchBookmarks", "true");
+            query.add("timeoutSeconds", &seconds.to_string());
+        }
+        match ask {
+            Ask::Stream => {
+                query.add("sendInitialEvents", "true");
+                query.add("resourceVersionMatch", "NotOlderThan");
+            }
+            Ask::Page { token, whole } => {
+                if !whole {
+                    query.add("limit", PAGE);
+                }
+                query.add("continue", token.as_deref().unwrap_or_default());
+            }
+            Ask::Watch { version } => query.add("resourceVersion", version),
+        }
+        let accept = match (self.protocol.json(), is_watch) {
+            (true, _) => "application/json",
+            (false, true) => "application/vnd.kubernetes.protobuf;stream=watch",
+            (false, false) => "application/vnd.kubernetes.protobuf",
+        };
+        Request::get(query.0)
+            .header(header::ACCEPT, accept)
+            .header(header::USER_AGENT, &self.shared.access.settings().user_agent)
+            .body(Body::empty())
+            .expect("path and query are ASCII, and the user agent was checked when the settings were made")
+    }
+
+    fn note(&self, trouble: &Trouble, next: Next) {
+        let is_routine = next == Next::Now || next == Next::Absent;
+        self.shared.status.note(R::KIND, |status| {
+            status.connected = false;
+            if !is_routine {
+                status.failures += 1;
+                status.last_error = Some(describe(trouble));
+            }
+        });
+        if is_routine {
+            tracing::debug!("{}: {}", name(R::KIND), describe(trouble));
+        } else {
+            tracing::warn!("cannot follow {}: {}; trying again", name(R::KIND), describe(trouble));
+        }
+    }
+
+    fn pause(&mut self, trouble: &Trouble) -> Duration {
+        let wait = self.backoff.wait();
+        match trouble {
+            Trouble::Status { retry_after: Some(after), .. } => wait.max(*after),
+            _ => wait,
+        }
+    }
+}
+
+/// Whether an object is told of by a list or by a watch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    List,
+    Watch,
+}
+
+/// A path with its query.
+struct Query(String);
+
+impl Query {
+    fn new(path: &str) -> Query {
+        Query(path.to_owned())
+    }
+
+    /// Adds a parameter unless it is empty.
+    fn add(&mut self, key: &str, value: &str) {
+        if value.is_empty() {
+            return;
+        }
+        self.0.push(if self.0.contains('?') { '&' } else { '?' });
+        self.0.push_str(key);
+        self.0.push('=');
+        for byte in value.bytes() {
+            match byte {
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    self.0.push(byte.into())
+                }
+                _ => self.0.push_str(&format!("%{byte:02X}")),
+            }
+        }
+    }
+}
+
+/// Objects of a kind, for people.
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "Services",
+        Kind::EndpointSlice => "EndpointSlices",
+        Kind::Node => "this Node",
+        Kind::ServiceCidr => "ServiceCIDRs",
+    }
+}
+
+fn describe(trouble: &Trouble) -> String {
+    match trouble {
+        Trouble::Closed { .. } => "the API server closed the connection".into(),
+        Trouble::Idle => "the API server has said nothing for too long".into(),
+        Trouble::Transport(error) => format!("no connection to the API server: {error}"),
+        Trouble::Malformed(what) => format!("the API server sent {what}"),
+        Trouble::OutOfOrder { version, after } => {
+            format!("the API server sent version {version} after {after}")
+        }
+        Trouble::Status { code: code @ (401 | 403), message, .. } => {
+            format!("the API server refuses us ({code}): {message}")
+        }
+        Trouble::Status { code, message, .. } => format!("the API server answered {code}: {message}"),
+    }
+}
+
+async fn refusal(status: StatusCode, headers: &HeaderMap, format: Option<Format>, body: Body) -> Trouble {
+    // What an error says is worth a moment, not more.
+    let body = match timeout(HEAD_TIMEOUT, collect(body, MAX_ERROR)).await {
+        Ok(Ok(body)) => body,
+        _ => Bytes::new(),
+    };
+    let retry_after =
+        headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    Trouble::Status {
+        code: status.as_u16(),
+        message: wire::error_message(format, &body),
+        retry_after: retry_after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER)),
+        in_stream: false,
+    }
+}
+
+/// A body in one piece, if it is not larger than allowed and keeps coming.
+async fn collect(mut body: Body, limit: usize) -> Result<Bytes, Trouble> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = timeout(IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
+        let frame = frame.map_err(|error| Trouble::Transport(sentence(&error)))?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        if whole.len() + bytes.len() > limit {
+            return Err(Trouble::Malformed(format!("more than {limit} bytes")));
+        }
+        whole.extend_from_slice(&bytes);
+    }
+    Ok(whole.freeze())
+}
+
+fn content_type(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::CONTENT_TYPE)?.to_str().ok()
+}
+
+/// The server has begun to answer by then, or is not going to.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A server sends a bookmark each minute. After a longer silence the watch is opened again from where it was,
+/// which costs a server that was merely quiet one request.
+const IDLE: Duration = Duration::from_secs(150);
+/// A server that does not know a kind may learn it by an upgrade.
+const ABSENT_RETRY: Duration = Duration::from_secs(600);
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+const PAGE: &str = "500";
+const MAX_LIST: usize = 1 << 30;
+const MAX_ERROR: usize = 64 << 10;

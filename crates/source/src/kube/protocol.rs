@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! List and watch of one kind, as a state machine without IO: what to ask next, what an event means, what to do
+//! about trouble. The driver ([`super::follow`]) has the sockets and the clock.
+//!
+//! ```text
+//!   Start --- streamed list ---> Watching <---+
+//!     |                             |         | closed, idle, 5xx ...: ask again from the last version
+//!     +--- pages ... last page -----+---------+
+//!     ^                             |
+//!     +------ 410, out of order ----+
+//! ```
+//!
+//! A list that breaks off starts anew with another `Begin`, so nothing is removed for it. A watch resumes where
+//! it was, so nothing is lost; what comes twice says the same twice, which the model takes for nothing.
+
+use std::time::Duration;
+
+/// What to ask the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// A watch that begins with everything there is.
+    Stream,
+    /// A page of a list; the first has no token. `whole` asks for all at once.
+    Page { token: Option<String>, whole: bool },
+    /// What has changed since.
+    Watch { version: String },
+}
+
+/// What an event's envelope says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Heading {
+    /// Added or modified: it is so now.
+    Present {
+        version: String,
+    },
+    Gone {
+        version: String,
+    },
+    Bookmark {
+        version: String,
+        ends_list: bool,
+    },
+}
+
+/// What to do about an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Apply,
+    Remove,
+    Nothing,
+    /// The initial list is complete.
+    EndList,
+}
+
+/// Why an exchange ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The stream ended in an orderly way, as every watch does after a while.
+    Closed { lived: Duration },
+    /// Nothing was heard for too long.
+    Idle,
+    /// The connection could not be made, or broke.
+    Transport(String),
+    /// Something that is not the protocol.
+    Malformed(String),
+    /// An event older than one before it.
+    OutOfOrder { version: String, after: String },
+    /// An HTTP status, or the Status of an ERROR event.
+    Status { code: u16, message: String, retry_after: Option<Duration>, in_stream: bool },
+}
+
+/// When to ask again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Now,
+    /// After the backoff.
+    Later,
+    /// After the backoff, with credentials read anew.
+    Renew,
+    /// The server does not know the kind; there are none of it.
+    Absent,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Protocol {
+    stage: Stage,
+    /// Lists to page before streaming is tried again, since the server did not stream the last one.
+    page_lists: u32,
+    /// A page token expired: ask for the next list in one piece, or a slow client never gets to the end.
+    whole: bool,
+    /// The server does not speak protobuf.
+    json: bool,
+    /// The initial events of a streamed list are coming.
+    is_listing: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    Start,
+    Paging { token: String },
+    Watching { version: String },
+}
+
+impl Protocol {
+    pub(crate) fn new(json: bool) -> Protocol {
+        Protocol { stage: Stage::Start, page_lists: 0, whole: false, json, is_listing: false }
+    }
+
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    pub(crate) fn ask(&self) -> Ask {
+        match &self.stage {
+            Stage::Start if self.page_lists == 0 => Ask::Stream,
+            Stage::Start => Ask::Page { token: None, whole: self.whole },
+            Stage::Paging { token } => Ask::Page { token: Some(token.clone()), whole: false },
+            Stage::Watching { version } => Ask::Watch { version: version.clone() },
+        }
+    }
+
+    /// The server has begun to answer. Returns whether a list begins with it.
+    pub(crate) fn accepted(&mut self) -> bool {
+        self.is_listing = self.stage == Stage::Start;
+        self.is_listing
+    }
+
+    /// A page has been taken in whole. Returns whether it was the last.
+    pub(crate) fn page(&mut self, version: String, token: Option<String>) -> bool {
+        let is_last = token.is_none();
+        self.stage = match token {
+            Some(token) => Stage::Paging { token },
+            None => {
+                self.page_lists = self.page_lists.saturating_sub(1);
+                self.whole = false;
+                self.is_listing = false;
+                Stage::Watching { version }
+            }
+        };
+        is_last
+    }
+
+    pub(crate) fn event(&mut self, heading: Heading) -> Result<Act, Trouble> {
+        let (version, act) = match heading {
+            Heading::Present { version } => (version, Act::Apply),
+            Heading::Gone { version } => (version, Act::Remove),
+            Heading::Bookmark { version, ends_list } if self.is_listing && ends_list => {
+                self.is_listing = false;
+                self.stage = Stage::Watching { version };
+                return Ok(Act::EndList);
+            }
+            Heading::Bookmark { version, .. } => (version, Act::Nothing),
+        };
+        if let Stage::Watching { version: last } = &mut self.stage {
+            if is_older(&version, last) {
+                return Err(Trouble::OutOfOrder { version, after: last.clone() });
+            }
+            if !version.is_empty() {
+                *last = version;
+            }
+        }
+        // Before the end of a list nothing is remembered: its events come in no order, and it must be whole.
+        Ok(act)
+    }
+
+    pub(crate) fn trouble(&mut self, trouble: &Trouble) -> Next {
+        let was_streaming_list = self.stage == Stage::Start && self.page_lists == 0;
+        let is_watching = matches!(self.stage, Stage::Watching { .. });
+        if !is_watching {
+            self.stage = Stage::Start;
+        }
+        self.is_listing = false;
+        match trouble {
+            Trouble::Closed { lived } if is_watching && *lived >= SHORT_WATCH => Next::Now,
+            Trouble::Idle if is_watching => Next::Now,
+            Trouble::Closed { .. } | Trouble::Idle | Trouble::Transport(_) | Trouble::Malformed(_) => {
+                Next::Later
+            }
+            Trouble::OutOfOrder { .. } => {
+                self.stage = Stage::Start;
+                Next::Later
+            }
+            Trouble::Status { code, in_stream, .. } => {
+                self.status(*code, was_streaming_list, is_watching, *in_stream)
+            }
+        }
+    }
+
+    fn status(&mut self, code: u16, was_streaming_list: bool, is_watching: bool, in_stream: bool) -> Next {
+        match code {
+            401 => Next::Renew,
+            406 | 415 if !self.json => {
+                self.json = true;
+                Next::Now
+            }
+            // A server that cannot stream lists says so at once, or only once it has tried.
+            400 | 422 if was_streaming_list => {
+                self.page_lists = PAGED_LISTS;
+                Next::Now
+            }
+            410 => {
+                // Too old to go on from, or a page token that expired.
+                self.whole = !is_watching;
+                self.stage = Stage::Start;
+                Next::Later
+            }
+            _ if was_streaming_list && in_stream => {
+                self.page_lists = PAGED_LISTS;
+                Next::Later
+            }
+            404 if !is_watching => Next::Absent,
+            // The version may be from a server that has been restored from a backup since.
+            400..=499 if is_watching && code != 403 && code != 429 => {
+                self.stage = Stage::Start;
+                Next::Later
+            }
+            _ => Next::Later,
+        }
+    }
+}
+
+/// Resource versions are opaque, except that within one kind and one server they are numbers that grow. What
+/// does not look like that is believed.
+fn is_older(version: &str, than: &str) -> bool {
+    match (version.parse::<u64>(), than.parse::<u64>()) {
+        (Ok(version), Ok(than)) => version < than,
+        _ => false,
+    }
+}
+
+/// A watch that ends sooner did not end because its time was up.
+const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// Lists that are paged after one that could not be streamed.
+const PAGED_LISTS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn present(version: &str) -> Heading {
+        Heading::Present { version: version.into() }
+    }
+
+    fn bookmark(version: &str, ends_list: bool) -> Heading {
+        Heading::Bookmark { version: version.into(), ends_list }
+    }
+
+    fn status(code: u16) -> Trouble {
+        Trouble::Status { code, message: String::new(), retry_after: None, in_stream: false }
+    }
+
+    /// Listed by a stream, up to this version.
+    fn watching(version: &str) -> Protocol {
+        let mut protocol = Protocol::new(false);
+        assert!(protocol.accepted());
+        assert_eq!(protocol.event(bookmark(version, true)), Ok(Act::EndList));
+        assert_eq!(protocol.ask(), Ask::Watch { version: version.into() });
+        protocol
+    }
+
+    #[test]
+    fn a_streamed_list_ends_with_its_bookmark_and_becomes_a_watch() {
+        let mut protocol = Protocol::new(false);
+        assert_eq!(protocol.ask(), Ask::Stream);
+        assert!(protocol.accepted());
+        assert_eq!(protocol.event(present("7")), Ok(Act::Apply));
+        assert_eq!(protocol.event(present("3")), Ok(Act::Apply), "a list comes in no order");
+        assert_eq!(protocol.event(bookmark("7", false)), Ok(Act::Nothing));
+        assert_eq!(protocol.event(bookmark("9", true)), Ok(Act::EndList));
+        assert_eq!(protocol.event(present("10")), Ok(Act::Apply));
+        assert_eq!(protocol.ask(), Ask::Watch { version: "10".into() });
+        assert!(!protocol.accepted(), "a watch is no list");
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_starts_anew() {
+        let mut protocol = Protocol::new(false);
+        protocol.accepted();
+        protocol.event(present("7")).unwrap();
+        assert_eq!(protocol.trouble(&Trouble::Closed { lived: Duration::from_secs(60) }), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Stream);
+        assert!(protocol.accepted());
+    }
+
+    #[test]
+    fn a_watch_goes_on_where_it_was() {
+        for trouble in [
+            Trouble::Closed { lived: Duration::from_secs(300) },
+            Trouble::Idle,
+            Trouble::Transport("reset".into()),
+            Trouble::Malformed("garbage".into()),
+            status(500),
+            status(429),
+            status(403),
+        ] {
+            let mut protocol = watching("41");
+            protocol.event(present("42")).unwrap();
+            protocol.trouble(&trouble);
+            assert_eq!(protocol.ask(), Ask::Watch { version: "42".into() }, "{trouble:?}");
+        }
+    }
+
+    #[test]
+    fn a_watch_that_ends_at_once_is_not_repeated_at_once() {
+        let mut protocol = watching("1");
+        assert_eq!(protocol.trouble(&Trouble::Closed { lived: Duration::ZERO }), Next::Later);
+        assert_eq!(protocol.trouble(&Trouble::Closed { lived: SHORT_WATCH }), Next::Now);
+    }
+
+    #[test]
+    fn what_is_too_old_is_listed_again() {
+        let mut protocol = watching("1");
+        assert_eq!(protocol.trouble(&status(410)), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Stream);
+    }
+
+    #[test]
+    fn events_in_the_wrong_order_are_not_believed() {
+        let mut protocol = watching("5");
+        protocol.event(present("9")).unwrap();
+        let trouble = protocol.event(present("8")).unwrap_err();
+        assert_eq!(trouble, Trouble::OutOfOrder { version: "8".into(), after: "9".into() });
+        assert_eq!(protocol.trouble(&trouble), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Stream);
+    }
+
+    #[test]
+    fn an_event_that_comes_twice_is_taken_twice() {
+        let mut protocol = watching("5");
+        assert_eq!(protocol.event(present("9")), Ok(Act::Apply));
+        assert_eq!(protocol.event(present("9")), Ok(Act::Apply));
+    }
+
+    #[test]
+    fn a_server_that_cannot_stream_lists_is_asked_for_pages() {
+        for trouble in [
+            status(400),
+            status(422),
+            Trouble::Status { code: 500, message: String::new(), retry_after: None, in_stream: true },
+        ] {
+            let mut protocol = Protocol::new(false);
+            protocol.accepted();
+            protocol.trouble(&trouble);
+            assert_eq!(protocol.ask(), Ask::Page { token: None, whole: false }, "{trouble:?}");
+            assert!(protocol.accepted());
+            assert!(!protocol.page("8".into(), Some("next".into())));
+            assert_eq!(protocol.ask(), Ask::Page { token: Some("next".into()), whole: false });
+            assert!(!protocol.accepted(), "the second page begins no list");
+            assert!(protocol.page("8".into(), None));
+            assert_eq!(protocol.ask(), Ask::Watch { version: "8".into() });
+        }
+    }
+
+    #[test]
+    fn an_expired_page_token_asks_for_everything_at_once() {
+        let mut protocol = Protocol::new(false);
+        protocol.trouble(&status(400));
+        protocol.accepted();
+        protocol.page("8".into(), Some("next".into()));
+        assert_eq!(protocol.trouble(&status(410)), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Page { token: None, whole: true });
+        assert!(protocol.accepted(), "and begins a new list");
+    }
+
+    #[test]
+    fn a_server_without_protobuf_is_asked_for_json() {
+        let mut protocol = Protocol::new(false);
+        assert_eq!(protocol.trouble(&status(406)), Next::Now);
+        assert!(protocol.json());
+        assert_eq!(protocol.trouble(&status(406)), Next::Later, "but only once");
+    }
+
+    #[test]
+    fn credentials_are_renewed_and_absent_kinds_told() {
+        let mut protocol = Protocol::new(false);
+        assert_eq!(protocol.trouble(&status(401)), Next::Renew);
+        assert_eq!(protocol.trouble(&status(404)), Next::Absent);
+        assert_eq!(watching("1").trouble(&status(404)), Next::Later);
+    }
+}
