@@ -149,3 +149,58 @@ impl<'a> Message<'a> {
         Ok(Some(Message { kind, flags, seq, port, body }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attrs(bytes: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Error> {
+        let mut found = Vec::new();
+        each_attr(bytes, |attr| {
+            found.push((attr.kind, attr.payload.to_vec()));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    #[test]
+    fn attributes_are_read_with_and_without_padding() {
+        let mut writer = crate::attr::Writer::new();
+        writer.u8(1, 7);
+        writer.nest(2, |w| w.be16(3, 0x1234));
+        let bytes = writer.bytes();
+        let nested = [6u16.to_ne_bytes(), 3u16.to_ne_bytes(), [0x12, 0x34], [0, 0]].concat();
+        assert_eq!(attrs(bytes), Ok(vec![(1, vec![7]), (2, nested)]));
+        let unpadded = [5u16.to_ne_bytes(), 9u16.to_ne_bytes()].concat();
+        assert_eq!(attrs(&[&unpadded[..], &[1]].concat()), Ok(vec![(9, vec![1])]));
+        // Less than a header at the end is padding.
+        assert_eq!(attrs(&[0, 0, 0]), Ok(vec![]));
+    }
+
+    #[test]
+    fn attributes_of_impossible_length_are_refused() {
+        for len in [0u16, 3, 9, u16::MAX] {
+            let bytes = [&len.to_ne_bytes()[..], &1u16.to_ne_bytes(), &[1, 2, 3, 4]].concat();
+            assert!(matches!(attrs(&bytes), Err(Error::Malformed(_))), "{len}");
+        }
+    }
+
+    #[test]
+    fn messages_of_impossible_length_are_refused() {
+        for len in [0u32, 15, 21, u32::MAX] {
+            let bytes = [&len.to_ne_bytes()[..], &[0; 16]].concat();
+            assert!(matches!(Message::next(&mut Reader::new(&bytes)), Err(Error::Malformed(_))), "{len}");
+        }
+        assert!(matches!(Message::next(&mut Reader::new(&[0; 7])), Err(Error::Malformed(_))));
+        assert!(matches!(Message::next(&mut Reader::new(&[])), Ok(None)));
+    }
+
+    #[test]
+    fn values_of_the_wrong_size_are_refused() {
+        let attr = Attr { kind: 1, payload: &[1, 2, 3] };
+        assert!(attr.u8().is_err() && attr.be16().is_err() && attr.be32().is_err() && attr.be64().is_err());
+        assert!(attr.address().is_err());
+        assert!(Attr { kind: 1, payload: &[0xff, 0] }.str().is_err());
+        assert_eq!(Attr { kind: 1, payload: b"name\0rest" }.str(), Ok("name"));
+    }
+}

@@ -63,6 +63,11 @@ impl<T: Transport> Channel<T> {
         &mut self.transport
     }
 
+    /// The request of the last [`Channel::exchange`].
+    pub(crate) fn last_request(&self) -> &[u8] {
+        self.writer.bytes()
+    }
+
     pub(crate) fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }

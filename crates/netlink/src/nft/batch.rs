@@ -35,6 +35,9 @@ pub enum Delete {
 ///
 /// Each operation carries a tag of the caller's choice, by which an error names it. Operations take effect in order:
 /// a chain must be added before a rule that jumps to it.
+///
+/// The kernel remembers each change until it has made all of them, so that the cost of an element grows with the
+/// batch. Where nothing needs to be at once, batches of a few thousand elements are the cheapest.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// Begin, operations, end. The last operation, and only it, asks for an acknowledgement.

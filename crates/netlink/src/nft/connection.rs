@@ -10,13 +10,13 @@ use super::{
     batch::{Batch, Delete},
     decode::{self, Generic, InTable},
     encode::{self, msg},
-    types::{Chain, Element, Listed, ListedRule, Set, Table, TableRef},
+    types::{Chain, Element, ElementValue, Listed, ListedRule, Set, Table, TableRef},
 };
 use crate::{
     Family,
     attr::{NLM_F_ACK, NLM_F_DUMP, Writer},
     channel::{Ack, Channel},
-    codec::each_attr,
+    codec::{Message, Reader, each_attr},
     error::{Error, Op},
     netns::Netns,
     socket::{Protocol, Socket, Transport},
@@ -208,6 +208,47 @@ impl<T: Transport> Nft<T> {
         })
     }
 
+    /// Visits the elements with these keys, in their order: a look at a part of a set that costs no more than the part.
+    ///
+    /// A key that is missing ends it with [`Error::is_not_found`], and the error names it by its position.
+    pub fn find_elements<'k>(
+        &mut self,
+        table: TableRef<'_>,
+        set: &str,
+        keys: impl IntoIterator<Item = Element<'k>>,
+        mut visit: impl FnMut(&Element<'_>),
+    ) -> Result<(), Error> {
+        let mut keys = keys.into_iter().peekable();
+        let mut asked = 0;
+        while keys.peek().is_some() {
+            let fill = |w: &mut Writer| {
+                encode::genmsg(w, table.family.number());
+                let list = encode::begin_elements(w, table.name, set);
+                for key in keys.by_ref().take(FIND_AT_ONCE) {
+                    encode::element(w, &Element { value: ElementValue::None, ..key });
+                }
+                w.end_attr(list);
+            };
+            let kind = (msg::GETSETELEM, NLM_F_ACK);
+            let outcome = self.channel.exchange("find elements", kind, fill, |message| {
+                decode::elements(Generic::read(message)?.attrs, |element| visit(element)).map(|_| ())
+            });
+            outcome.map_err(|error| self.locate_key(error, asked))?;
+            asked += FIND_AT_ONCE as u32;
+        }
+        Ok(())
+    }
+
+    /// Says which key of the last request the error is about.
+    fn locate_key(&self, mut error: Error, asked: u32) -> Error {
+        if let Error::Kernel { offset: Some(offset), element, .. } = &mut error
+            && let Ok(Some(message)) = Message::next(&mut Reader::new(self.channel.last_request()))
+        {
+            *element = encode::element_index(&message, *offset as usize).map(|index| index + asked);
+        }
+        error
+    }
+
     fn list<R>(
         &mut self,
         what: (&'static str, u16),
@@ -240,7 +281,7 @@ impl<T: Transport> Nft<T> {
         };
         self.channel.exchange(what, (kind, NLM_F_DUMP), fill, |message| {
             let generic = Generic::read(message)?;
-            // The kernel marks listings that changed under its hands, but not for elements of a set.
+            // The kernel marks listings that changed under its hands, but not those of elements.
             if *generation.get_or_insert(generic.generation) != generic.generation {
                 return Err(Error::Interrupted);
             }
@@ -248,7 +289,12 @@ impl<T: Transport> Nft<T> {
                 return Ok(());
             }
             read(generic.attrs)
-        })
+        })?;
+        // A commit may also fall into the making of the last part, which then still bears the number from before.
+        match generation {
+            Some(generation) if self.generation()? as u16 != generation => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -292,3 +338,6 @@ fn retry<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
 /// Other programs' changes interrupt our listings too. Who changes something between any two of this many listings
 /// would keep us listing forever.
 const ATTEMPTS: usize = 10;
+
+/// The kernel answers with a message for each, all of them before we read the first: they must fit the receive buffer.
+const FIND_AT_ONCE: usize = 256;

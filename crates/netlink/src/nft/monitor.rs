@@ -25,6 +25,10 @@ const NFNLGRP_NFTABLES: u32 = 7;
 /// Receives notifications of all changes to nf_tables in one network namespace.
 ///
 /// The changes of a commit come one by one, then [`Event::Generation`] says who made them.
+///
+/// Being told has a price that whoever commits pays: as long as anybody listens, the kernel allocates a message of some
+/// KiB for each element that changes, and keeps all of them until the commit is done. A load of 100,000 elements is
+/// several times cheaper in batches of a few thousand than in one.
 #[derive(Debug)]
 pub struct Monitor<T = Socket> {
     transport: T,
@@ -208,6 +212,6 @@ fn generation(port: u32, attrs: &[u8]) -> Result<Event, Error> {
     Ok(Event::Generation { id, port, pid, process })
 }
 
-/// A load of 100,000 elements is announced in some 50 MiB of messages, counted with the kernel's own overhead. What
-/// does not fit is an [`Error::Overrun`], which costs a full comparison.
+/// The kernel packs many changes into one datagram, so that this holds what a commit of 100,000 elements announces.
+/// What does not fit is an [`Error::Overrun`], which costs a full comparison.
 const RECV_BUFFER: usize = 16 * 1024 * 1024;

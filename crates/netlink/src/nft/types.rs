@@ -128,7 +128,7 @@ pub struct Rule {
 pub struct Set {
     /// Its name.
     pub name: String,
-    /// The parts of a key. Several make a concatenation, each padded to 4 bytes in [`Element::key`].
+    /// The parts of a key, at most five. Several make a concatenation, each padded to 4 bytes in [`Element::key`].
     pub key: Vec<Field>,
     /// What a key is mapped to; `None` for a set.
     pub value: Option<Value>,
