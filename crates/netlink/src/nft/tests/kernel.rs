@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
 use super::gallery::{self, Gallery, OwnedElement, TABLE};
 use crate::{Errno, Error, Family, Netns, Op, nft::*, testing::scratch_netns};
 
@@ -283,6 +285,34 @@ fn a_listing_is_of_one_moment() {
         (complete, interrupted)
     });
     assert!(complete > 0, "never, in {interrupted} attempts");
+}
+
+#[test]
+fn without_privileges_the_reason_is_told() {
+    let Some(netns) = scratch_netns("without_privileges_the_reason_is_told") else { return };
+    // In a thread of its own, which alone loses its privileges.
+    let (small, large) = netns
+        .run(|| {
+            let mut sets = capabilities(None).expect("capabilities");
+            sets.effective = CapabilitySet::empty();
+            set_capabilities(None, sets).expect("fewer capabilities");
+            let mut nft = Nft::open().expect("a socket");
+            let table = TableRef { family: Family::V4, name: "t" };
+            let mut batch = Batch::new();
+            batch.add_table(1, &Table::new(table.family, table.name), Create::Exclusive);
+            let small = nft.commit(&batch);
+            let mut writer = batch.add_elements(2, table, "set", Create::Exclusive);
+            (0..2_000_000u32).for_each(|i| writer.push(&Element::key(&i.to_be_bytes())));
+            drop(writer);
+            (small, nft.commit(&batch))
+        })
+        .expect("entered");
+    let error = small.expect_err("not allowed");
+    assert!(error.is_permission(), "{error}");
+    assert!(matches!(error, Error::Kernel { op: Op::Batch, .. }), "{error:?}");
+    // More than an ordinary socket may send at once (`net.core.wmem_max`), unless that was raised beyond reason.
+    let error = large.expect_err("not allowed");
+    assert!(matches!(error, Error::TooLarge(_)) || error.is_permission(), "{error}");
 }
 
 #[test]
