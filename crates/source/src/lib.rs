@@ -14,11 +14,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod intern;
+pub mod kube;
 pub mod lower;
 #[doc(hidden)]
 pub mod object;
 mod problem;
+mod split;
 
 pub use intern::Interner;
 pub use problem::{Problem, Problems, Reason};

@@ -386,8 +386,29 @@ where
 /// A whole number that may be larger than the wire allows: it saturates, and is then out of range for a port,
 /// so that the port is refused and not the whole object.
 fn saturating<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i32>, D::Error> {
-    let number = Option::<i128>::deserialize(deserializer)?;
-    Ok(number.map(|number| number.clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as i32))
+    struct Visitor;
+
+    impl<'de> de::Visitor<'de> for Visitor {
+        type Value = Option<i32>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a whole number")
+        }
+
+        fn visit_i64<E>(self, number: i64) -> Result<Option<i32>, E> {
+            Ok(Some(number.clamp(i32::MIN.into(), i32::MAX.into()) as i32))
+        }
+
+        fn visit_u64<E>(self, number: u64) -> Result<Option<i32>, E> {
+            Ok(Some(number.min(i32::MAX as u64) as i32))
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<i32>, E> {
+            Ok(None)
+        }
+    }
+
+    deserializer.deserialize_any(Visitor)
 }
 
 /// Text, or something else that is skipped.

@@ -26,7 +26,7 @@ pub struct Problem {
     pub reason: Reason,
     /// What was written there, shortened.
     pub value: String,
-    /// The file and the line (from 1) it came from; none for objects from the API.
+    /// The file and the line (from 1; 0 for the whole file) it came from; none for objects from the API.
     pub place: Option<(PathBuf, usize)>,
 }
 
@@ -55,7 +55,10 @@ impl fmt::Display for Problem {
     /// `svc.yaml:12: Service shop/cart: spec.ports[2].port: not a port from 1 to 65535: "70000"; port left out`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((path, line)) = &self.place {
-            write!(f, "{}:{line}: ", path.display())?;
+            match line {
+                0 => write!(f, "{}: ", path.display())?,
+                _ => write!(f, "{}:{line}: ", path.display())?,
+            }
         }
         for part in [self.object.as_str(), &self.field] {
             if !part.is_empty() {
@@ -135,7 +138,8 @@ reasons! {
     UnknownKind, "unknown_kind", "nothing to be proxied", "document ignored";
     OtherNode, "other_node", "a node other than this one", "document ignored";
     BadSyntax, "bad_syntax", "not valid YAML or JSON", "";
-    Unreadable, "unreadable", "the file cannot be read", "";
+    Unreadable, "unreadable", "the file cannot be read", "what it gave before stays served";
+    Away, "away", "it cannot be looked into", "all stays as it is until it can";
     Kept, "kept", "not everything in this file could be used",
         "objects that are no longer in it stay served until it is mended or deleted";
 }

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A manifest file to updates: documents, lists, what the API server would fill in, and endpoints by annotation.
+
+use std::{
+    hash::BuildHasher,
+    io::{self, BufRead},
+    path::Path,
+};
+
+use hashbrown::DefaultHashBuilder;
+use model::{ServiceKey, SliceKey, Update};
+use serde::Deserialize;
+
+use super::{
+    endpoints::{self, ENDPOINTS},
+    yaml,
+};
+use crate::{
+    intern::Interner,
+    lower::{self, Lowered, Resource, Scope},
+    object::{self, Metadata},
+    problem::{Problem, Reason},
+    split::{Piece, Splitter},
+};
+
+/// What tells objects apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum ObjectKey {
+    Service(ServiceKey),
+    Slice(SliceKey),
+    Node,
+    ServiceCidr(std::sync::Arc<str>),
+}
+
+impl ObjectKey {
+    fn of(update: &Update) -> Option<ObjectKey> {
+        Some(match update {
+            Update::Service(service) => ObjectKey::Service(service.key.clone()),
+            Update::Slice(slice) => ObjectKey::Slice(slice.key.clone()),
+            Update::Node(_) => ObjectKey::Node,
+            Update::ServiceCidr { name, .. } => ObjectKey::ServiceCidr(name.clone()),
+            _ => return None,
+        })
+    }
+
+    /// What to say when the object has gone.
+    pub(super) fn gone(self) -> Update {
+        match self {
+            ObjectKey::Service(key) => Update::ServiceGone(key),
+            ObjectKey::Slice(key) => Update::SliceGone(key),
+            ObjectKey::Node => Update::NodeGone,
+            ObjectKey::ServiceCidr(name) => Update::ServiceCidrGone(name),
+        }
+    }
+
+    /// As people write it.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            ObjectKey::Service(key) => format!("Service {key}"),
+            ObjectKey::Slice(key) => format!("EndpointSlice {key}"),
+            ObjectKey::Node => "Node".to_owned(),
+            ObjectKey::ServiceCidr(name) => format!("ServiceCIDR {name}"),
+        }
+    }
+}
+
+/// One object found in a file.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub key: ObjectKey,
+    pub update: Update,
+    /// Of the text it came from: equal text, equal object.
+    pub hash: u64,
+    pub line: usize,
+}
+
+/// All that a file says.
+#[derive(Debug, Default)]
+pub(super) struct Manifest {
+    pub found: Vec<Found>,
+    /// False if something in the file could not be used. Then what is missing may only seem to be.
+    pub complete: bool,
+    /// Documents and list items of any kind.
+    pub documents: usize,
+}
+
+/// Reads a manifest. Errors are those of the reader; whatever is wrong with the content becomes a problem.
+pub(super) fn read(
+    path: &Path,
+    reader: &mut dyn BufRead,
+    scope: &mut ManifestScope<'_>,
+) -> io::Result<Manifest> {
+    let mut parser =
+        ManifestParser { path, scope, manifest: Manifest { complete: true, ..Manifest::default() } };
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+        parser.json(reader)?;
+    } else {
+        parser.yaml(reader)?;
+    }
+    Ok(parser.manifest)
+}
+
+/// What reading a manifest needs besides the text.
+pub(super) struct ManifestScope<'a> {
+    pub interner: &'a mut Interner,
+    pub node_name: &'a str,
+    pub hasher: &'a DefaultHashBuilder,
+    pub report: &'a mut dyn FnMut(Problem),
+}
+
+struct ManifestParser<'a, 'b> {
+    path: &'a Path,
+    scope: &'a mut ManifestScope<'b>,
+    manifest: Manifest,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Header {
+    kind: Option<String>,
+    api_version: Option<String>,
+    metadata: Option<HeaderMetadata>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct HeaderMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+}
+
+impl ManifestParser<'_, '_> {
+    fn json(&mut self, reader: &mut dyn BufRead) -> io::Result<()> {
+        let mut splitter = Splitter::new(MAX_OBJECT);
+        let mut list = List::default();
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let length = reader.read(&mut chunk)?;
+            if length == 0 {
+                break;
+            }
+            splitter.push(&chunk[..length]);
+            if !self.pieces(&mut splitter, &mut list, 0) {
+                return Ok(());
+            }
+        }
+        if let Err(error) = splitter.finish() {
+            self.bad("", Reason::BadSyntax, error.kind, error.line);
+        }
+        Ok(())
+    }
+
+    fn yaml(&mut self, reader: &mut dyn BufRead) -> io::Result<()> {
+        let mut documents = yaml::Documents::new(reader);
+        let mut json = String::new();
+        while let Some((first, text)) = documents.next()? {
+            json.clear();
+            let converted = match std::str::from_utf8(text) {
+                Ok(text) => yaml::to_json(text, &mut json),
+                Err(error) => {
+                    let line = 1 + text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+                    Err(yaml::YamlError { line, reason: "not UTF-8".into() })
+                }
+            };
+            if let Err(error) = converted {
+                self.bad("", Reason::BadSyntax, error.reason, first + error.line - 1);
+                continue;
+            }
+            let mut splitter = Splitter::new(usize::MAX);
+            splitter.push(json.as_bytes());
+            self.pieces(&mut splitter, &mut List::default(), first - 1);
+        }
+        Ok(())
+    }
+
+    /// Takes all pieces there are; false if nothing more can come. `offset` is added to line numbers.
+    fn pieces(&mut self, splitter: &mut Splitter, list: &mut List, offset: usize) -> bool {
+        loop {
+            match splitter.next() {
+                Ok(None) => return true,
+                Ok(Some(Piece::Item { line, text })) => list.add(self, line + offset, text),
+                Ok(Some(Piece::Object { line, text })) => {
+                    let list = std::mem::take(list);
+                    self.object_or_list(list, line + offset, text);
+                }
+                Err(error) => {
+                    self.bad("", Reason::BadSyntax, error.kind, error.line + offset);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn object_or_list(&mut self, list: List, line: usize, text: &[u8]) {
+        let header = match serde_json::from_slice::<Header>(text) {
+            Ok(header) => header,
+            Err(error) => {
+                return self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1);
+            }
+        };
+        let kind = header.kind.as_deref().unwrap_or_default();
+        let Some(item_kind) = kind.strip_suffix("List") else {
+            return self.document(line, text, &header, None);
+        };
+        for (line, text) in list.nameless {
+            self.item(line, &text, item_kind);
+        }
+    }
+
+    /// An element of a list. In a `ServiceList` it need not say that it is a Service.
+    fn item(&mut self, line: usize, text: &[u8], item_kind: &str) {
+        match serde_json::from_slice::<Header>(text) {
+            Ok(header) => self.document(line, text, &header, Some(item_kind)),
+            Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
+        }
+    }
+
+    fn document(&mut self, line: usize, text: &[u8], header: &Header, default_kind: Option<&str>) {
+        self.manifest.documents += 1;
+        let kind = header.kind.as_deref().or(default_kind).unwrap_or_default();
+        match (kind, group(header.api_version.as_deref().unwrap_or_default())) {
+            ("Service", "") => self.lower::<object::Service>(line, text, header),
+            ("EndpointSlice", "" | "discovery.k8s.io") => {
+                self.lower::<object::EndpointSlice>(line, text, header);
+            }
+            ("Node", "") => self.lower::<object::Node>(line, text, header),
+            ("ServiceCIDR", "" | "networking.k8s.io") => {
+                self.lower::<object::ServiceCidr>(line, text, header);
+            }
+            ("", _) => self.bad("", Reason::Undecodable, "the field kind is missing", line),
+            (kind, _) => self.note(kind, header, Reason::UnknownKind, line),
+        }
+    }
+
+    fn lower<R: Defaults>(&mut self, line: usize, text: &[u8], header: &Header) {
+        let mut object = match serde_json::from_slice::<R>(text) {
+            Ok(object) => object,
+            Err(error) => {
+                let name = describe(R::NAME, header);
+                return self.bad(name, Reason::Undecodable, plain_message(&error), line + error.line() - 1);
+            }
+        };
+        object.fill_in();
+        let hash = self.scope.hasher.hash_one(text);
+        let path = self.path;
+        let report = &mut *self.scope.report;
+        let mut report = |mut problem: Problem| {
+            problem.place = Some((path.to_owned(), line));
+            report(problem);
+        };
+        let mut lowering =
+            Scope { interner: self.scope.interner, node_name: self.scope.node_name, report: &mut report };
+        if let Some(problem) = object.refuse() {
+            self.manifest.complete = false;
+            return report(problem);
+        }
+        match object.lower(&mut lowering) {
+            Lowered::Object(update) => {
+                let extra = object.more(&update, &mut lowering);
+                self.add(update, hash, line);
+                for slice in extra {
+                    self.add(Update::Slice(slice), hash, line);
+                }
+            }
+            Lowered::Ignored if R::NAME == "Node" => self.note(R::NAME, header, Reason::OtherNode, line),
+            Lowered::Ignored => {}
+            Lowered::Refused => self.manifest.complete = false,
+        }
+    }
+
+    fn add(&mut self, update: Update, hash: u64, line: usize) {
+        if let Some(key) = ObjectKey::of(&update) {
+            self.manifest.found.push(Found { key, update, hash, line });
+        }
+    }
+
+    fn bad(&mut self, object: impl Into<String>, reason: Reason, value: impl std::fmt::Display, line: usize) {
+        self.manifest.complete = false;
+        let mut problem = Problem::new(object, "", reason, value);
+        problem.place = Some((self.path.to_owned(), line));
+        (self.scope.report)(problem);
+    }
+
+    /// Something that is none of our business, and no fault.
+    fn note(&mut self, kind: &str, header: &Header, reason: Reason, line: usize) {
+        let mut problem = Problem::new(describe(kind, header), "", reason, "");
+        problem.place = Some((self.path.to_owned(), line));
+        (self.scope.report)(problem);
+    }
+}
+
+/// The items of a list whose own kind is not known yet, because it stands after them.
+#[derive(Default)]
+struct List {
+    nameless: Vec<(usize, Box<[u8]>)>,
+}
+
+impl List {
+    fn add(&mut self, parser: &mut ManifestParser<'_, '_>, line: usize, text: &[u8]) {
+        match serde_json::from_slice::<Header>(text) {
+            Ok(header) if header.kind.is_some() => parser.document(line, text, &header, None),
+            _ => self.nameless.push((line, text.into())),
+        }
+    }
+}
+
+fn describe(kind: &str, header: &Header) -> String {
+    let metadata = header.metadata.as_ref();
+    let metadata = Metadata {
+        name: metadata.and_then(|metadata| metadata.name.clone()),
+        namespace: metadata.and_then(|metadata| metadata.namespace.clone()),
+        ..Metadata::default()
+    };
+    lower::describe(kind, &metadata)
+}
+
+/// `discovery.k8s.io` of `discovery.k8s.io/v1`; empty for `v1`.
+fn group(api_version: &str) -> &str {
+    api_version.rsplit_once('/').map_or("", |(group, _)| group)
+}
+
+/// The message without its position, which is told apart.
+fn plain_message(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    }
+}
+
+/// What the API server would fill in, or refuse, before anybody sees the object.
+trait Defaults: Resource {
+    const NAME: &'static str;
+
+    fn fill_in(&mut self) {}
+
+    fn refuse(&self) -> Option<Problem> {
+        None
+    }
+
+    /// Further slices the object brings.
+    fn more(&self, _update: &Update, _scope: &mut Scope<'_>) -> Vec<model::EndpointSlice> {
+        Vec::new()
+    }
+}
+
+fn fill_in_namespace(metadata: &mut Option<Metadata>) {
+    let metadata = metadata.get_or_insert_default();
+    if metadata.namespace().is_empty() {
+        metadata.namespace = Some("default".to_owned());
+    }
+}
+
+impl Defaults for object::Service {
+    const NAME: &'static str = "Service";
+
+    fn fill_in(&mut self) {
+        fill_in_namespace(&mut self.metadata);
+        let spec = self.spec.get_or_insert_default();
+        if spec.cluster_ip().is_empty() {
+            spec.cluster_ip = spec.cluster_ips.first().cloned();
+        }
+        if spec.cluster_ips.is_empty() {
+            spec.cluster_ips.extend(spec.cluster_ip.clone());
+        }
+        if spec.ip_families.is_empty() && spec.cluster_ip() != "None" {
+            // A place must be kept for an address that is none, or the others would move.
+            let family = |text: &String| if text.contains(':') { "IPv6" } else { "IPv4" }.to_owned();
+            spec.ip_families = spec.cluster_ips.iter().map(family).collect();
+        }
+    }
+
+    /// In a cluster a missing address is allocated later; from a file it never comes.
+    fn refuse(&self) -> Option<Problem> {
+        let spec = self.spec.as_ref()?;
+        let needed = spec.cluster_ip().is_empty() && spec.kind.as_deref() != Some("ExternalName");
+        let name = || lower::describe("Service", self.metadata.as_ref().unwrap_or(&Metadata::default()));
+        needed.then(|| Problem::new(name(), "spec.clusterIP", Reason::NoClusterIp, ""))
+    }
+
+    fn more(&self, update: &Update, scope: &mut Scope<'_>) -> Vec<model::EndpointSlice> {
+        let annotation = self.metadata.as_ref().and_then(|metadata| metadata.annotation(ENDPOINTS));
+        match (update, annotation) {
+            (Update::Service(service), Some(annotation)) => {
+                endpoints::slices(service, annotation, scope.interner, scope.report)
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Defaults for object::EndpointSlice {
+    const NAME: &'static str = "EndpointSlice";
+
+    fn fill_in(&mut self) {
+        fill_in_namespace(&mut self.metadata);
+        if self.address_type().is_empty() {
+            let mut addresses = self.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+            let family = addresses.find_map(|text| lower::parse_ip(text)).map(model::Family::of);
+            self.address_type = family.map(|family| family.to_string());
+        }
+    }
+}
+
+impl Defaults for object::Node {
+    const NAME: &'static str = "Node";
+}
+
+impl Defaults for object::ServiceCidr {
+    const NAME: &'static str = "ServiceCIDR";
+}
+
+/// The largest object accepted in a JSON file. The API server's limit is about 3 MB.
+const MAX_OBJECT: usize = 64 << 20;
+const CHUNK: usize = 64 << 10;

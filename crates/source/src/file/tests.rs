@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::path::{Path, PathBuf};
+
+use hashbrown::DefaultHashBuilder;
+use model::Update;
+use proptest::prelude::*;
+
+use super::manifest::{self, Manifest, ManifestScope};
+use crate::{Interner, Problem, Reason};
+
+fn read(path: &str, text: &[u8]) -> (Manifest, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let mut scope = ManifestScope {
+        interner: &mut Interner::default(),
+        node_name: "worker-1",
+        hasher: &DefaultHashBuilder::default(),
+        report: &mut |problem| problems.push(problem),
+    };
+    let manifest = manifest::read(Path::new(path), &mut { text }, &mut scope).unwrap();
+    (manifest, problems)
+}
+
+fn names(manifest: &Manifest) -> Vec<String> {
+    manifest.found.iter().map(|found| format!("{}:{}", found.line, found.key.describe())).collect()
+}
+
+fn places(problems: &[Problem]) -> Vec<(usize, Reason)> {
+    problems
+        .iter()
+        .map(|problem| (problem.place.as_ref().map_or(0, |place| place.1), problem.reason))
+        .collect()
+}
+
+const YAML: &str = "\
+# The shop.
+apiVersion: v1
+kind: Service
+metadata:
+  name: cart
+  namespace: shop
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - port: 80
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: cart-1
+  namespace: shop
+  labels: {kubernetes.io/service-name: cart}
+ports:
+- port: 8080
+endpoints:
+- addresses: [10.1.0.1]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: worker-1}
+---
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/12]}
+";
+
+#[test]
+fn all_kinds_from_yaml() {
+    let (manifest, problems) = read("x.yaml", YAML.as_bytes());
+    assert_eq!(
+        names(&manifest),
+        ["2:Service shop/cart", "12:EndpointSlice shop/cart-1", "23:Node", "27:ServiceCIDR kubernetes"]
+    );
+    assert_eq!((problems, manifest.complete, manifest.documents), (vec![], true, 4));
+    let Update::Slice(slice) = &manifest.found[1].update else { panic!() };
+    assert_eq!((slice.family, slice.endpoints.len()), (model::Family::V4, 1));
+}
+
+#[test]
+fn lists_in_json_and_yaml() {
+    let service = |name: &str, kind: &str| {
+        format!(r#"{{{kind}"metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"10.96.0.1"}}}}"#)
+    };
+    let with_kind = r#""apiVersion":"v1","kind":"Service","#;
+    let list = format!(
+        "{{\"apiVersion\":\"v1\",\"items\":[\n{},\n{}],\n\"kind\":\"List\"}}",
+        service("a", with_kind),
+        service("b", with_kind)
+    );
+    let typed = format!("{{\"kind\":\"ServiceList\",\"items\":[{}]}}", service("c", ""));
+    // As `kubectl get -o json` sorts it: the kind comes last.
+    let sorted = format!("{{\"items\":[{}],\"kind\":\"ServiceList\"}}", service("d", ""));
+    let text = format!("{list}\n{typed}{sorted}");
+    let expected =
+        ["2:Service default/a", "3:Service default/b", "5:Service default/c", "5:Service default/d"];
+    let (manifest, problems) = read("x.json", text.as_bytes());
+    assert_eq!((names(&manifest), problems), (expected.map(str::to_owned).to_vec(), vec![]));
+    let text = format!("{list}\n---\n{typed}\n---\n{sorted}");
+    let (manifest, problems) = read("x.yml", text.as_bytes());
+    assert_eq!((manifest.found.len(), problems), (4, vec![]));
+}
+
+#[test]
+fn a_bad_document_is_named_and_the_rest_is_read() {
+    let text = "\
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.96.0.1
+  ports:
+  - port: http
+---
+kind: Service
+metadata: {name: b}
+spec: {clusterIP: 10.96.0.2}
+---
+kind: Service
+metadata: {name: c
+spec: [
+---
+metadata: {name: d}
+---
+kind: Service
+metadata: {name: e}
+spec: {ports: [{port: 80}]}
+---
+kind: Deployment
+metadata: {name: f}
+---
+- a list
+";
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!(names(&manifest), ["8:Service default/b"]);
+    assert!(!manifest.complete);
+    assert_eq!(
+        places(&problems),
+        [
+            (6, Reason::Undecodable),
+            (14, Reason::BadSyntax),
+            (16, Reason::Undecodable),
+            (18, Reason::NoClusterIp),
+            (22, Reason::UnknownKind),
+            (25, Reason::BadSyntax),
+        ]
+    );
+    assert_eq!(problems[0].object, "Service a");
+    assert_eq!(problems[0].place, Some((PathBuf::from("x.yaml"), 6)));
+    let said = problems[0].to_string();
+    assert!(said.starts_with("x.yaml:6: Service a: ") && said.contains("whole number"), "{said}");
+    assert_eq!(problems[4].object, "Deployment f");
+}
+
+#[test]
+fn bad_json_is_named_with_its_line() {
+    let good = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+    for (text, found, problem) in [
+        (format!("{good}\n\n{{\"kind\":"), 1, (3, Reason::BadSyntax)),
+        (format!("{good}\nnonsense\n{good}"), 1, (2, Reason::BadSyntax)),
+        (format!("{{\n\"kind\": \"Service\"\n\"x\": 1}}\n{good}"), 1, (3, Reason::BadSyntax)),
+        (format!("[{good}]"), 0, (1, Reason::BadSyntax)),
+        (
+            format!(
+                "{{\"kind\":\"Service\",\"metadata\":{{\"name\":\"b\"}},\n\"spec\":{{\"clusterIP\":7}}}}{good}"
+            ),
+            1,
+            (2, Reason::Undecodable),
+        ),
+    ] {
+        let (manifest, problems) = read("x.json", text.as_bytes());
+        assert_eq!((manifest.found.len(), places(&problems)), (found, vec![problem]), "{text}");
+        assert!(!manifest.complete);
+    }
+}
+
+#[test]
+fn what_is_ignored_is_no_fault() {
+    let text = "\
+kind: Service
+metadata: {name: headless}
+spec: {clusterIP: None}
+---
+kind: Service
+metadata: {name: external}
+spec: {type: ExternalName, externalName: example.com}
+---
+kind: Service
+metadata: {name: other, labels: {service.kubernetes.io/service-proxy-name: cilium}}
+spec: {clusterIP: 10.96.0.1}
+---
+kind: Node
+metadata: {name: worker-2}
+---
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: knative}
+";
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!((manifest.found.len(), manifest.complete), (0, true));
+    assert_eq!(places(&problems), [(13, Reason::OtherNode), (16, Reason::UnknownKind)]);
+}
+
+#[test]
+fn what_the_api_server_would_fill_in() {
+    let text = "\
+kind: Service
+metadata: {name: dual}
+spec: {clusterIPs: ['fd00::1', 10.96.0.1]}
+---
+kind: Service
+metadata: {name: single}
+spec: {clusterIP: 10.96.0.2, ipFamilies: [IPv4]}
+---
+kind: EndpointSlice
+metadata: {name: six, labels: {kubernetes.io/service-name: dual}}
+ports: [{port: 80}]
+endpoints: [{addresses: ['fd00::9']}]
+";
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!(problems, []);
+    let Update::Service(dual) = &manifest.found[0].update else { panic!() };
+    assert!(dual.cluster_ips.v4.is_some() && dual.cluster_ips.v6.is_some());
+    let Update::Service(single) = &manifest.found[1].update else { panic!() };
+    assert!(single.cluster_ips.v4.is_some());
+    let Update::Slice(slice) = &manifest.found[2].update else { panic!() };
+    assert_eq!(slice.family, model::Family::V6);
+    assert_eq!(slice.service.to_string(), "default/dual");
+}
+
+#[test]
+fn endpoints_by_annotation() {
+    let text = "\
+kind: Service
+metadata:
+  name: cart
+  annotations:
+    portolan.dev/endpoints: |
+      10.1.0.1:8080
+      10.1.0.2:8080
+      oops
+spec:
+  clusterIP: 10.96.0.1
+  ports: [{port: 80}]
+";
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!(names(&manifest), ["1:Service default/cart", "1:EndpointSlice default/cart@/tcp/8080/IPv4"]);
+    assert_eq!(places(&problems), [(1, Reason::BadEndpoints)]);
+    assert!(manifest.complete, "a part that is left out does not spoil the file");
+}
+
+#[test]
+fn a_large_service_from_a_file() {
+    let mut text =
+        String::from("kind: Service\nmetadata: {name: big}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n");
+    for n in 1..=1000 {
+        text.push_str(&format!("  - {{name: p{n}, port: {n}}}\n"));
+    }
+    text.push_str(
+        "---\nkind: EndpointSlice\nmetadata: {name: big, labels: {kubernetes.io/service-name: big}}\n",
+    );
+    text.push_str("ports: [{name: p1, port: 1}]\nendpoints:\n");
+    for n in 0..10_000 {
+        text.push_str(&format!("- addresses: [10.1.{}.{}]\n", n / 250, n % 250));
+    }
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!(problems, []);
+    let Update::Service(service) = &manifest.found[0].update else { panic!() };
+    let Update::Slice(slice) = &manifest.found[1].update else { panic!() };
+    assert_eq!((service.ports.len(), slice.endpoints.len()), (1000, 10_000));
+}
+
+proptest! {
+    #[test]
+    fn json_that_is_cut_short_is_never_complete(cut in 1_usize..1000) {
+        let service = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+        let whole = format!("{{\"kind\":\"List\",\"items\":[{service},{service}]}}");
+        prop_assert!(read("x.json", whole.as_bytes()).0.complete);
+        let part = &whole[..cut % whole.len()];
+        prop_assert!(part.is_empty() || !read("x.json", part.as_bytes()).0.complete);
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        read("x.yaml", &bytes);
+        read("x.json", &bytes);
+    }
+
+    #[test]
+    fn no_damage_panics(
+        damage in prop::collection::vec((0..YAML.len(), prop::sample::select(b"{}[]:,\"'-#&* \n\xff0".to_vec())), 0..10),
+    ) {
+        let mut bytes = YAML.as_bytes().to_vec();
+        for (at, byte) in damage {
+            bytes[at] = byte;
+        }
+        read("x.yaml", &bytes);
+        read("x.json", &bytes);
+    }
+}
