@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! The plan as text: goldens, the command line and bug reports read the same. Everything is sorted, so equal
-//! plans print equally. A star marks a backend on this node.
+//! plans print equally. A star marks a backend on this node; a rank is told of what is served before the rest.
 //!
 //! ```text
 //! node
@@ -94,6 +94,9 @@ impl Display for Decision {
     /// One line for who and why, and one for each verdict.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{:13}  {}", self.role.to_string(), self.service)?;
+        if self.rank < 2 {
+            write!(f, "  rank {}", self.rank)?;
+        }
         if let Some(affinity) = self.affinity {
             write!(f, "  affinity {}s", affinity.timeout_secs)?;
         }

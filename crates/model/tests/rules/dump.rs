@@ -72,6 +72,13 @@ fn a_plan_prints_all_it_decided() {
 }
 
 #[test]
+fn what_is_served_first_says_so() {
+    let stage = Stage::with(settings(), service("kube-system/kube-dns", 10), []);
+    let text = stage.plan.to_string();
+    assert!(text.contains("  cluster-ip     kube-system/kube-dns:http  rank 1\n"), "{text}");
+}
+
+#[test]
 fn a_plan_without_services_prints_the_node() {
     let text = Plan::new().to_string();
     assert!(text.starts_with("node\n  pod traffic    IPv4 cannot be told\n"), "{text}");

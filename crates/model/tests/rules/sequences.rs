@@ -17,7 +17,7 @@ use crate::{
 };
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn any_sequence_ends_in_the_plan_of_what_is_known(settings in settings(), batches in steps()) {
@@ -106,6 +106,12 @@ proptest! {
             Ok(())
         })?;
     }
+}
+
+/// At least 1024 cases; more by `PROPTEST_CASES`. What fails becomes a test of its own, not a file of seeds.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases.max(1024), failure_persistence: None, ..default }
 }
 
 /// One update of the plan.
