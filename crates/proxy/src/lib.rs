@@ -1,14 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//! The program: what kube-proxy's command line makes of [`source`], [`model`] and [`dataplane`].
+//!
+//! # Layout
+//!
+//! - [`cmd`]: the commands, from the command line to an exit code
+//! - [`flags`], [`config`], [`syntax`]: what the operator said
+//! - [`app`]: all wiring; [`feed`] is the source in it
+//! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
+//! - [`host`]: this machine's name, families and addresses
+//! - [`status`], [`metrics`]: what the loop tells; [`health`], [`endpoints`], [`http`]: who asks
+//! - [`log`], [`clock`]: lines and times
+
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod clock;
+pub mod cmd;
 pub mod config;
+pub mod endpoints;
+pub mod feed;
 pub mod flags;
 pub mod health;
+pub mod host;
 pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod pace;
+pub mod reconcile;
 pub mod status;
 pub mod syntax;
+pub mod tally;

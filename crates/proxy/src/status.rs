@@ -3,8 +3,8 @@
 //! How the program is doing: written by the reconcile loop, read by the servers.
 
 use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    sync::{Condvar, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
 };
 
 use model::{Family, PerFamily};
@@ -15,12 +15,15 @@ pub struct Status {
     /// How long work may wait, or fail, before the process counts as stuck: twice the sync period.
     patience: Duration,
     state: Mutex<State>,
+    committed: Condvar,
 }
 
 #[derive(Clone, Default)]
 struct State {
     /// The last time the kernel held all we knew.
     programmed: Option<SystemTime>,
+    /// The successful writes so far, and when the last one was done.
+    commits: (u64, Option<Instant>),
     /// Since when something waits to be programmed.
     queued: Option<SystemTime>,
     /// Why the last attempt failed, if it did.
@@ -49,7 +52,7 @@ impl Status {
     /// `node_expected`: the source has Node objects, so that a missing one means something.
     pub fn new(families: PerFamily<bool>, sync_period: Duration, node_expected: bool) -> Status {
         let state = State { node_expected, ..State::default() };
-        Status { families, patience: sync_period * 2, state: Mutex::new(state) }
+        Status { families, patience: sync_period * 2, state: Mutex::new(state), committed: Condvar::new() }
     }
 
     /// Something is to be programmed.
@@ -65,7 +68,25 @@ impl Status {
             state.programmed = Some(now);
             state.queued = None;
             state.failure = None;
+            state.commits = (state.commits.0 + 1, Some(Instant::now()));
         });
+        self.committed.notify_all();
+    }
+
+    /// Waits for a successful write after the first `seen` ones. Returns how many there are now, and when the
+    /// last one was done; `None` if there was none in time.
+    pub fn commit_after(&self, seen: u64, patience: Duration) -> Option<(u64, Instant)> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let none_yet = |state: &mut State| state.commits.0 <= seen;
+        let waited = self.committed.wait_timeout_while(state, patience, none_yet);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (count, at) = state.commits;
+        at.filter(|_| count > seen).map(|at| (count, at))
+    }
+
+    /// How many successful writes there have been.
+    pub fn commits(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).commits.0
     }
 
     /// The kernel does not.
@@ -81,8 +102,10 @@ impl Status {
         self.change(|state| state.eligible = eligible);
     }
 
-    pub fn families(&self) -> PerFamily<bool> {
-        self.families
+    /// The families that are served.
+    pub fn served(&self) -> impl Iterator<Item = Family> + use<> {
+        let families = self.families;
+        Family::BOTH.into_iter().filter(move |family| families[*family])
     }
 
     pub fn report(&self, now: SystemTime) -> Report {

@@ -30,6 +30,8 @@ pub struct Checked {
     pub healthz: Option<SocketAddr>,
     /// `None` is off.
     pub metrics: Option<SocketAddr>,
+    /// Exit if one of the two cannot be bound.
+    pub bind_address_hard_fail: bool,
     pub detect_local: DetectLocal,
     pub node_port_addresses: Box<[NodePortAddress]>,
     pub min_sync_period: Duration,
@@ -100,6 +102,7 @@ pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
         bind_address: bind_address.filter(|ip| !ip.is_unspecified()),
         healthz,
         metrics,
+        bind_address_hard_fail: config.bind_address_hard_fail,
         detect_local,
         node_port_addresses,
         min_sync_period: min.to_std(),

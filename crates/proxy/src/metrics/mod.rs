@@ -71,14 +71,12 @@ metrics! {
         "[ALPHA] Service changes received and not yet in the kernel." [] Gauge::default;
     service_changes: Counter = "kubeproxy_sync_proxy_rules_service_changes_total"
         "[ALPHA] Service changes received." [] Counter::default;
-    bad_objects: Counter = "portolan_bad_objects_total"
-        "Objects, or parts of them, that could not be used, by reason." ["reason"] Counter::default;
     build: Gauge = "portolan_build_info"
         "The version that runs; always 1." ["version"] Gauge::default;
     conflicts: Counter = "portolan_conflicts_total"
         "Frontends that two services claim; the older service keeps them." [] Counter::default;
     frontends: Gauge = "portolan_frontends"
-        "Addresses and ports that are served." ["ip_family"] Gauge::default;
+        "Addresses and ports that are served." [] Gauge::default;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! All wiring: which thread runs what, and what flows between them.
+//!
+//! ```text
+//!   source (async) ──┐ updates                       ┌── health and metrics servers (async)
+//!   host addresses ──┴──────────> reconcile thread ──┤ status, metrics
+//!   (thread)                           │ stale flows └──────────────
+//!                                      └──────────> conntrack thread
+//! ```
+
+use std::{
+    io,
+    sync::{Arc, mpsc as channel},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use dataplane::Dataplane;
+use model::{Family, PerFamily, Settings, Update};
+use netlink::Netns;
+use source::Problems;
+use tokio::{
+    runtime::{Builder, Runtime},
+    signal::unix::{SignalKind, signal},
+    sync::{Notify, mpsc},
+};
+
+use crate::{
+    config::{
+        Config,
+        check::{Checked, Mode},
+    },
+    endpoints::Endpoints,
+    feed::Feed,
+    flags::Source,
+    health, host, http,
+    metrics::{self, Metrics, ip_family},
+    pace::Pacer,
+    reconcile::{Ports, Reconciler},
+    status::Status,
+};
+
+/// So many updates may wait for the reconcile thread; then sources wait.
+const INBOX: usize = 16 * 1024;
+/// A failed write is tried again at least this often.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// What to run, and where.
+pub struct Setup {
+    pub config: Config,
+    pub checked: Checked,
+    pub source: Source,
+    pub master: String,
+    /// The network namespace to serve; the process's own if `None`. The servers are in the process's own.
+    pub netns: Option<Netns>,
+}
+
+/// A proxy that runs until it is dropped. What is in the kernel stays.
+pub struct Proxy {
+    pub status: Arc<Status>,
+    pub metrics: Arc<Metrics>,
+    pub problems: Arc<Problems>,
+    /// Why it cannot go on, if that happens.
+    fatal: mpsc::Receiver<String>,
+    runtime: Option<Runtime>,
+    stop: Arc<Notify>,
+    reconcile: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// Starts everything. The error is one sentence.
+    pub fn start(setup: Setup) -> Result<Proxy, String> {
+        let Setup { config, checked, source, master, netns } = setup;
+        available(checked.mode)?;
+        let netns = netns.map(Arc::new);
+        let families = in_netns(netns.as_deref(), host::families)?;
+        let node_name = host::node_name(&config.hostname_override)?;
+        let started = metrics::start_time();
+        let metrics = Arc::new(Metrics::new(started));
+        metrics.build.with(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        let problems = Arc::new(Problems::new());
+        let from_files = matches!(source, Source::File(_));
+        let status = Arc::new(Status::new(families, checked.sync_period, !from_files));
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
+        let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
+
+        let for_dataplane = checked.clone();
+        let ports = Ports {
+            open: Box::new(move || open(&for_dataplane, families)),
+            sweep: Box::new(drop),
+            status: Arc::clone(&status),
+            metrics: Arc::clone(&metrics),
+        };
+        let settings = settings(&config, &checked, node_name, families);
+        let (updates, inbox) = mpsc::channel(INBOX);
+        let stop = Arc::new(Notify::new());
+        let pacer = Pacer::new(checked.min_sync_period, MAX_BACKOFF);
+        let make = move || Reconciler::new(settings, ports, pacer, from_files);
+        let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
+        let host = updates.downgrade();
+        spawn("host", netns, move || host::watch(&host))?;
+        feed.start(&runtime, updates, Arc::clone(&problems));
+
+        let (fatal_sender, fatal) = mpsc::channel(1);
+        let endpoints =
+            Endpoints { metrics: Arc::clone(&metrics), problems: Arc::clone(&problems), config, started };
+        serve(&runtime, &checked, (&status, endpoints), &fatal_sender);
+        let families: Vec<_> = status.served().map(ip_family).collect();
+        let version = env!("CARGO_PKG_VERSION");
+        tracing::info!(version, mode = %checked.mode, families = families.join(","), "started");
+        Ok(Proxy {
+            status,
+            metrics,
+            problems,
+            fatal,
+            runtime: Some(runtime),
+            stop,
+            reconcile: Some(reconcile),
+        })
+    }
+
+    /// Waits for a signal to stop, or a reason to give up.
+    pub fn wait(mut self) -> Result<(), String> {
+        let runtime = self.runtime.take().expect("it is taken only here and when dropped");
+        let outcome = runtime.block_on(async {
+            tokio::select! {
+                signal = stop_signal() => {
+                    tracing::info!(signal = signal?, "stopping; what is in the kernel stays");
+                    Ok(())
+                }
+                Some(reason) = self.fatal.recv() => Err(reason),
+            }
+        });
+        self.runtime = Some(runtime);
+        outcome
+    }
+}
+
+impl Drop for Proxy {
+    /// Returns when the kernel is no longer written.
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        if let Some(reconcile) = self.reconcile.take() {
+            // It catches its panics, so there is nothing to learn from the result.
+            let _ = reconcile.join();
+        }
+    }
+}
+
+/// Opens the dataplane for these families, in the network namespace of this thread. The error is one sentence.
+pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Dataplane>, String> {
+    let config = dataplane::Config { masquerade_bit: checked.masquerade_bit, families };
+    dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())
+}
+
+/// The dataplane of a mode, where this build has one.
+fn available(mode: Mode) -> Result<dataplane::Mode, String> {
+    match mode {
+        Mode::Nftables => Ok(dataplane::Mode::Nftables),
+        other => Err(format!(
+            "this build has no {other} mode yet, only nftables; leave the mode empty or set it so"
+        )),
+    }
+}
+
+/// What the configuration decides for the model.
+pub fn settings(
+    config: &Config,
+    checked: &Checked,
+    node_name: Arc<str>,
+    families: PerFamily<bool>,
+) -> Settings {
+    let bind = |family: Family| checked.bind_address.filter(|ip| Family::of(*ip) == family);
+    Settings {
+        node_name,
+        families,
+        node_ip_override: PerFamily::from_fn(bind),
+        detect_local: checked.detect_local.clone(),
+        node_port_addresses: checked.node_port_addresses.clone(),
+        masquerade_all: config.masquerade_all(),
+        external_ips: config.gate("AllowServiceExternalIPs"),
+    }
+}
+
+/// A thread in a network namespace.
+fn spawn(
+    name: &str,
+    netns: Option<Arc<Netns>>,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, String> {
+    let inside = move || match netns.as_deref().map(Netns::enter) {
+        None | Some(Ok(())) => work(),
+        Some(Err(error)) => tracing::error!(%error, "cannot enter the network namespace"),
+    };
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(inside)
+        .map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+fn in_netns<R: Send>(netns: Option<&Netns>, work: impl FnOnce() -> R + Send) -> Result<R, String> {
+    match netns {
+        Some(netns) => netns.run(work).map_err(|error| error.to_string()),
+        None => Ok(work()),
+    }
+}
+
+/// Starts the loop in its thread, and returns once the dataplane is open.
+fn reconcile(
+    netns: Option<Arc<Netns>>,
+    make: impl FnOnce() -> Result<Reconciler, String> + Send + 'static,
+    (inbox, stop): (mpsc::Receiver<Update>, Arc<Notify>),
+) -> Result<JoinHandle<()>, String> {
+    let (report, opened) = channel::channel();
+    let thread = spawn("reconcile", netns, move || match make() {
+        Ok(reconciler) => {
+            let _ = report.send(Ok(()));
+            reconciler.run(inbox, &stop);
+        }
+        Err(error) => {
+            let _ = report.send(Err(error));
+        }
+    })?;
+    opened.recv().unwrap_or_else(|_| Err("the reconcile thread could not start".to_owned()))?;
+    Ok(thread)
+}
+
+/// Health and metrics, each where it is configured.
+fn serve(
+    runtime: &Runtime,
+    checked: &Checked,
+    (status, endpoints): (&Arc<Status>, Endpoints),
+    fatal: &mpsc::Sender<String>,
+) {
+    let (status, metrics) = (Arc::clone(status), Arc::clone(&endpoints.metrics));
+    let health: Arc<http::Route> =
+        Arc::new(move |request| health::route(&status, &metrics, request.uri().path()));
+    let operators: Arc<http::Route> = Arc::new(move |request| endpoints.route(request));
+    for (name, address, route) in
+        [("healthz", checked.healthz, health), ("metrics", checked.metrics, operators)]
+    {
+        let Some(address) = address else { continue };
+        let (hard_fail, fatal) = (checked.bind_address_hard_fail, fatal.clone());
+        runtime.spawn(async move {
+            if let Err(error) = http::serve(name, address, hard_fail, route).await {
+                let _ = fatal.send(format!("the {name} server cannot listen on {address}: {error}")).await;
+            }
+        });
+    }
+}
+
+/// Resolves to the name of the first signal that asks us to stop.
+pub async fn stop_signal() -> Result<&'static str, String> {
+    let failed = |error: io::Error| format!("cannot receive signals: {error}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
+}

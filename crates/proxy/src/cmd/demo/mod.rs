@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `portolan demo`: a small cluster in network namespaces, real requests, and a live table of who answers them
+//! while an endpoint goes away and comes back.
+//!
+//! - [`stage`]: the cluster, the manifests, the proxy
+//! - [`load`]: the requests
+//! - [`screen`]: the table
+//! - this file: the story
+
+mod load;
+mod screen;
+mod stage;
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{
+    load::{Load, PATHS, Sample, Summary},
+    screen::{Row, Screen, time},
+    stage::{Change, Stage},
+};
+use super::{say, usage_error};
+use crate::flags::parse::{Flag, parse, usage};
+
+/// The pods that answer, and the columns of the table.
+const PODS: [&str; 3] = ["a1", "b1", "b2"];
+/// The one that goes away.
+const LEAVES: &str = "b1";
+/// How often the table is drawn.
+const TICK: Duration = Duration::from_millis(200);
+/// What the endpoint columns show while it is live.
+const WINDOW: Duration = Duration::from_secs(1);
+
+struct Options {
+    seconds: u64,
+    help: bool,
+}
+
+const FLAGS: &[Flag<Options>] = &[
+    Flag::new("seconds", "n", "18", "How long it takes, at least 3.", |options, value| {
+        options.seconds =
+            value.parse().ok().filter(|n| (3..=86_400).contains(n)).ok_or("not a number from 3 to 86400")?;
+        Ok(())
+    }),
+    Flag {
+        letter: Some('h'),
+        ..Flag::boolean("help", "false", "Print this text.", |options, _| {
+            options.help = true;
+            Ok(())
+        })
+    },
+];
+
+/// Ends with success if every request was answered by a pod that should.
+pub fn run(args: &[String]) -> ExitCode {
+    let mut options = Options { seconds: 18, help: false };
+    match parse(FLAGS, &mut options, args) {
+        Ok(parsed) if parsed.positional.is_empty() => {}
+        Ok(parsed) => return usage_error(&format!("demo takes no arguments, got {:?}", parsed.positional)),
+        Err(error) => return usage_error(&error),
+    }
+    if options.help {
+        print!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS));
+        return ExitCode::SUCCESS;
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    if let Err(error) = listen_for_interrupt(Arc::clone(&interrupted)) {
+        return say(&error);
+    }
+    match play(Duration::from_secs(options.seconds), &interrupted) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => say(&error),
+    }
+}
+
+/// The story; whether all went well.
+fn play(length: Duration, interrupted: &AtomicBool) -> Result<bool, String> {
+    let begun = Instant::now();
+    let stage = Stage::build()?;
+    stage.first_commit()?;
+    let mut screen = Screen::open();
+    screen.say(
+        "{b}portolan demo{0}: two nodes, pods and a client in network namespaces, served from examples/",
+    );
+    screen.say(&format!(
+        "built and in force after {}; each request is a new connection",
+        time(begun.elapsed())
+    ));
+    let mut show = Show::start(&stage, screen, interrupted)?;
+    let act = length / 3;
+
+    show.run("all endpoints serve", act);
+    if show.goes_on() {
+        let gone = stage.save(Some(LEAVES))?;
+        show.tell(&format!("{LEAVES} is taken out of the manifests"), gone);
+        show.run(&format!("without {LEAVES}"), act);
+        show.strays = show.answers_since(show.scene);
+    }
+    if show.goes_on() {
+        let back = stage.save(None)?;
+        show.tell(&format!("{LEAVES} is put back"), back);
+        show.run("all endpoints serve again", act);
+    }
+    Ok(show.end())
+}
+
+struct Show<'a> {
+    load: Load,
+    screen: Screen,
+    interrupted: &'a AtomicBool,
+    begun: Instant,
+    /// When the present scene began.
+    scene: Instant,
+    /// Requests that reached the endpoint although it was gone.
+    strays: usize,
+}
+
+impl<'a> Show<'a> {
+    fn start(stage: &Stage, screen: Screen, interrupted: &'a AtomicBool) -> Result<Show<'a>, String> {
+        let load = Load::start(&stage.lab)?;
+        let now = Instant::now();
+        Ok(Show { load, screen, interrupted, begun: now, scene: now, strays: 0 })
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.interrupted.load(Relaxed)
+    }
+
+    /// A scene: the table, live or at its end.
+    fn run(&mut self, title: &str, length: Duration) {
+        self.scene = Instant::now();
+        while self.goes_on() && self.scene.elapsed() < length {
+            if self.screen.is_live() {
+                let heading = format!("{title}; shares of the last second; Ctrl-C ends it");
+                self.draw(&heading, Instant::now().checked_sub(WINDOW).unwrap_or(self.scene));
+            }
+            thread::sleep(TICK.min(length.saturating_sub(self.scene.elapsed())));
+        }
+        self.draw(&format!("{title}; shares of {}", time(self.scene.elapsed())), self.scene);
+        self.screen.keep();
+    }
+
+    fn draw(&mut self, heading: &str, since: Instant) {
+        let rows = std::array::from_fn(|path| Row {
+            total: self.load.summary(path, |_| true),
+            recent: self.load.summary(path, |sample| sample.start >= since),
+        });
+        self.screen.table(heading, &rows);
+    }
+
+    /// What was changed, and how fast it was in force.
+    fn tell(&mut self, what: &str, change: Change) {
+        let at = time(change.at.saturating_duration_since(self.begun));
+        self.screen.say("");
+        self.screen.say(&format!(
+            "{{b}}{at}  {what}: in the kernel {} after the file was saved{{0}}",
+            time(change.took)
+        ));
+    }
+
+    /// How many requests that began after `since` were answered by the endpoint that left.
+    fn answers_since(&self, since: Instant) -> usize {
+        let left = PODS.iter().position(|pod| *pod == LEAVES);
+        let began_after = |sample: &Sample| sample.start > since;
+        let answers = |path| left.map_or(0, |pod| self.load.summary(path, began_after).answers[pod]);
+        (0..PATHS.len()).map(answers).sum()
+    }
+
+    fn end(mut self) -> bool {
+        self.load.stop();
+        let all: Vec<Summary> = (0..PATHS.len()).map(|path| self.load.summary(path, |_| true)).collect();
+        let requests: usize = all.iter().map(|summary| summary.requests).sum();
+        let failed: usize = all.iter().map(|summary| summary.failed).sum();
+        let color = if failed + self.strays == 0 { "{g}" } else { "{r}" };
+        self.screen.say("");
+        self.screen.say(&format!(
+            "{color}{requests} requests on {} paths, {failed} failed, {} to {LEAVES} after it was gone{{0}}",
+            PATHS.len(),
+            self.strays
+        ));
+        for (reason, count) in self.load.failures() {
+            self.screen.say(&format!("{{r}}{count} x {reason}{{0}}"));
+        }
+        self.screen.say("{d}the namespaces, and everything in them, go with this process{0}");
+        failed + self.strays == 0
+    }
+}
+
+/// Ctrl-C, or SIGTERM, ends the present scene and the ones to come.
+fn listen_for_interrupt(interrupted: Arc<AtomicBool>) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot receive signals: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            let signal = runtime.block_on(crate::app::stop_signal());
+            interrupted.store(signal.is_ok(), Relaxed);
+        })
+        .map_err(failed)?;
+    Ok(())
+}

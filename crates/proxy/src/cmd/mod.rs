@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The commands. Without one, the proxy runs: `portolan --kubeconfig ...` is what stands in a manifest.
+
+pub mod cleanup;
+pub mod demo;
+pub mod dump;
+pub mod plan;
+pub mod serve;
+
+use std::{path::Path, process::ExitCode};
+
+use crate::{
+    config::{
+        Config,
+        check::{self, Checked},
+    },
+    flags::{self, Options},
+    log,
+};
+
+/// Runs what the command line asks for.
+pub fn run(args: &[String]) -> ExitCode {
+    match args.first().map(String::as_str) {
+        Some("demo") => demo::run(&args[1..]),
+        Some("plan") => plan::run(&args[1..]),
+        Some("dump") => dump::run(&args[1..]),
+        _ => daemon(args),
+    }
+}
+
+/// The proxy and what kube-proxy's flags make of it.
+fn daemon(args: &[String]) -> ExitCode {
+    let (options, positional) = match Options::parse(args) {
+        Ok(parsed) => parsed,
+        Err(error) => return usage_error(&error),
+    };
+    if options.help {
+        print!("{}", flags::help());
+        return ExitCode::SUCCESS;
+    }
+    if let Some(version) = &options.version {
+        print_version(version);
+        return ExitCode::SUCCESS;
+    }
+    if positional.iter().any(|word| !word.is_empty()) {
+        return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}"));
+    }
+    let (options, checked) = match prepare(options) {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(&error),
+    };
+    let outcome = if let Some(path) = &options.write_config_to {
+        write_config(&options.config, path)
+    } else if options.cleanup {
+        cleanup::run(&checked)
+    } else {
+        serve::run(options, checked)
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Completes the options with the configuration file, starts the log, and checks everything.
+fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
+    for advice in options.deprecations() {
+        eprintln!("{advice}");
+    }
+    let notices = options.complete().inspect_err(|_| log::init(&options.config.logging))?;
+    log::init(&options.config.logging);
+    if let Some(file) = &options.config_file {
+        for notice in notices {
+            tracing::warn!("{}: {notice}", file.display());
+        }
+    }
+    if options.config.logging.verbosity >= 1 {
+        for (name, value) in options.listing() {
+            tracing::info!("FLAG: --{name}={value:?}");
+        }
+    }
+    let checked = checked(&options.config)?;
+    for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
+        tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");
+    }
+    Ok((options, checked))
+}
+
+fn checked(config: &Config) -> Result<Checked, String> {
+    check::check(config).map_err(|wrong| {
+        let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+        format!("the configuration is not valid: {}", wrong.join("; "))
+    })
+}
+
+fn write_config(config: &Config, path: &Path) -> Result<(), String> {
+    let failed = |error: String| format!("cannot write the configuration to {}: {error}", path.display());
+    let text = serde_saphyr::to_string(config).map_err(|error| failed(error.to_string()))?;
+    std::fs::write(path, text).map_err(|error| failed(error.to_string()))?;
+    tracing::info!(path = %path.display(), "wrote the configuration");
+    Ok(())
+}
+
+fn print_version(asked: &str) {
+    let version = env!("CARGO_PKG_VERSION");
+    if asked == "raw" {
+        println!("portolan {version} ({}-{})", std::env::consts::OS, std::env::consts::ARCH);
+    } else {
+        println!("Portolan v{version}");
+    }
+}
+
+/// A command line that cannot be read: where to look it up, and what is wrong.
+fn usage_error(error: &str) -> ExitCode {
+    eprintln!("See 'portolan --help' for the flags.\nError: {error}");
+    ExitCode::FAILURE
+}
+
+/// Something that went wrong once the log is there.
+fn fail(error: &str) -> ExitCode {
+    tracing::error!("{error}");
+    ExitCode::FAILURE
+}
+
+/// The same for commands that are typed by people and have no log.
+fn say(error: &str) -> ExitCode {
+    eprintln!("Error: {error}");
+    ExitCode::FAILURE
+}

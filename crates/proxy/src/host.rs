@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What this machine is: its name, the families it speaks, its addresses, now and as they change.
+//!
+//! Everything here speaks of the network namespace of the calling thread.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use model::{Family, Node, PerFamily, Update};
+use netlink::{
+    Error,
+    route::{AddressMonitor, Route},
+};
+use tokio::sync::mpsc::WeakSender;
+
+/// How soon the monitor notices that nobody listens any more.
+const TICK: Duration = Duration::from_secs(5);
+/// The wait before addresses are watched anew after an error.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The name of the Node object we are: what was configured, else the host's name; trimmed, in lower case.
+pub fn node_name(hostname_override: &str) -> Result<Arc<str>, &'static str> {
+    let name = match hostname_override {
+        "" => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        name => name.to_owned(),
+    };
+    match name.trim().to_lowercase() {
+        name if name.is_empty() => Err("the node's name is empty; set --hostname-override"),
+        name => Ok(name.into()),
+    }
+}
+
+/// IPv4 always; IPv6 if the kernel has it and it is not switched off.
+pub fn families() -> PerFamily<bool> {
+    let present = fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(false);
+    let disabled = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    PerFamily { v4: true, v6: present && disabled.is_ok_and(|value| value.trim() != "1") }
+}
+
+/// All usable addresses, sorted.
+pub fn addresses() -> Result<Box<[IpAddr]>, Error> {
+    let mut addresses: Vec<IpAddr> = Route::open()?
+        .addresses()?
+        .iter()
+        .filter(|entry| entry.is_usable())
+        .map(|entry| entry.address)
+        .collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    Ok(addresses.into())
+}
+
+/// Sends the addresses now and whenever they change, until nobody listens. Blocks: give it a thread.
+pub fn watch(updates: &WeakSender<Update>) {
+    while updates.upgrade().is_some() {
+        if let Err(error) = follow(updates) {
+            tracing::warn!(%error, "cannot follow the host's addresses, trying again");
+            std::thread::sleep(AGAIN);
+        }
+    }
+}
+
+fn follow(updates: &WeakSender<Update>) -> Result<(), Error> {
+    // Subscribe first, then list: no change falls between.
+    let mut monitor = AddressMonitor::open()?;
+    let mut known = None;
+    loop {
+        let now = addresses()?;
+        if known.as_ref() != Some(&now) {
+            known = Some(now.clone());
+            let Some(updates) = updates.upgrade() else { return Ok(()) };
+            if updates.blocking_send(Update::HostAddresses(now)).is_err() {
+                return Ok(());
+            }
+        }
+        // Any change means to list again: they come in bursts, and a list is one question.
+        while monitor.next(TICK)?.is_none() {
+            if updates.upgrade().is_none() {
+                return Ok(());
+            }
+        }
+        while monitor.next(Duration::ZERO)?.is_some() {}
+    }
+}
+
+/// The node as far as the machine itself can tell, for a source that has no Node objects: in each family the
+/// address that traffic by the default route starts from, else the first that is valid everywhere.
+pub fn stand_in(name: &Arc<str>, addresses: &[IpAddr]) -> Node {
+    let address = |family: Family| {
+        let global = |ip: &&IpAddr| Family::of(**ip) == family && is_global(**ip);
+        let first = || addresses.iter().find(global).copied();
+        default_source(family).filter(|ip| addresses.contains(ip)).or_else(first)
+    };
+    Node {
+        name: Arc::clone(name),
+        addresses: PerFamily::from_fn(address),
+        pod_cidrs: PerFamily::default(),
+        zone: None,
+        eligible: true,
+    }
+}
+
+/// The source address of the default route. Connecting a UDP socket asks the routing table and sends nothing.
+fn default_source(family: Family) -> Option<IpAddr> {
+    // Addresses for documentation: no more specific route will have them.
+    let (any, far) = match family {
+        Family::V4 => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))),
+        Family::V6 => {
+            let far = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(far))
+        }
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
+    socket.connect(SocketAddr::new(far, 9)).ok()?;
+    let source = socket.local_addr().ok()?.ip();
+    is_global(source).then_some(source)
+}
+
+fn is_global(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_trimmed_and_lowered() {
+        assert_eq!(node_name(" Node-A ").as_deref(), Ok("node-a"));
+        assert!(node_name("   ").is_err());
+        assert!(!node_name("").expect("every host has a name").is_empty());
+    }
+
+    #[test]
+    fn a_stand_in_has_no_loopback_and_no_link_local_address() {
+        let addresses: Vec<IpAddr> =
+            ["127.0.0.1", "169.254.1.1", "203.0.113.7", "203.0.113.9", "::1", "fe80::1"]
+                .map(|ip| ip.parse().expect("valid"))
+                .into();
+        let node = stand_in(&"n".into(), &addresses);
+        // The default route of this machine leads from an address that is not in the list.
+        assert_eq!(node.addresses[Family::V4].expect("there is one").to_string(), "203.0.113.7");
+        assert_eq!(node.addresses[Family::V6], None);
+        assert!(node.eligible);
+    }
+}

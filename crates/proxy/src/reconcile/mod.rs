@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The loop: takes what sources tell, and makes the kernel follow. One thread, nothing shared.
+//!
+//! ```text
+//!   updates -> World -> (all kinds listed once?) -> Plan -> (anything different?) -> Dataplane -> kernel
+//! ```
+//!
+//! An error, or a panic, is told, shows in the health, and is tried again with everything; it never ends the
+//! loop, and it never removes what is in the kernel.
+
+use std::{
+    any::Any,
+    hash::{BuildHasher as _, Hasher as _},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use dataplane::{Dataplane, Scope};
+use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Settings, Update, World};
+use tokio::sync::{Notify, mpsc::Receiver};
+
+use crate::{
+    clock, host,
+    metrics::{Metrics, ip_family},
+    pace::Pacer,
+    status::Status,
+    tally::Tally,
+};
+
+/// With nothing to do, the loop still comes round so often.
+const IDLE: Duration = Duration::from_secs(60);
+/// How many updates are taken before the loop looks whether something is due.
+const BATCH: usize = 4096;
+/// How long the first programming waits for a Node object with an address, and for its pod CIDRs if they are
+/// needed; then it goes on without.
+const NODE_PATIENCE: Duration = Duration::from_secs(30);
+const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
+
+/// Makes a dataplane: at the start, and again after a panic has left one in an unknown state.
+pub type Open = Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>;
+/// Takes the flows that became stale; must not block.
+pub type Sweep = Box<dyn FnMut(Vec<FlowRule>) + Send>;
+
+/// What the loop needs from others.
+pub struct Ports {
+    pub open: Open,
+    pub sweep: Sweep,
+    pub status: Arc<Status>,
+    pub metrics: Arc<Metrics>,
+}
+
+/// See the module. [`Reconciler::take`] and [`Reconciler::turn`] are the loop's two halves.
+pub struct Reconciler {
+    world: World,
+    plan: Plan,
+    ports: Ports,
+    dataplane: Option<Box<dyn Dataplane>>,
+    pacer: Pacer,
+    /// The next write has to be complete: the first one, and after an error.
+    complete: bool,
+    /// The plan is empty and has to look at the whole world.
+    blank: bool,
+    /// Programmed at least once.
+    serving: bool,
+    /// Where no Node objects are to be had, the host itself says what it is.
+    stand_in: bool,
+    has_node: bool,
+    started: SystemTime,
+    begun: Instant,
+    tally: Tally,
+    /// What waits for a successful write.
+    waiting: Waiting,
+}
+
+#[derive(Default)]
+struct Waiting {
+    since: Option<Instant>,
+    slices: u64,
+    flows: Vec<FlowRule>,
+    trigger_times_nanos: Vec<i64>,
+}
+
+impl Reconciler {
+    /// Opens the dataplane. `stand_in`: the source may have no Node object; then the host's own addresses do.
+    pub fn new(
+        settings: Settings,
+        mut ports: Ports,
+        pacer: Pacer,
+        stand_in: bool,
+    ) -> Result<Reconciler, String> {
+        let dataplane = (ports.open)()?;
+        Ok(Reconciler {
+            world: World::new(settings),
+            plan: Plan::new(),
+            ports,
+            dataplane: Some(dataplane),
+            pacer,
+            complete: true,
+            blank: true,
+            serving: false,
+            stand_in,
+            has_node: false,
+            started: SystemTime::now(),
+            begun: Instant::now(),
+            tally: Tally::default(),
+            waiting: Waiting::default(),
+        })
+    }
+
+    /// Runs until it is told to stop, or all senders are gone.
+    pub fn run(mut self, mut updates: Receiver<Update>, stop: &Notify) {
+        // A clock of its own: the loop may outlive the runtime of its sources.
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                self.ports.status.failed(SystemTime::now(), format!("cannot start the loop: {error}"));
+                return;
+            }
+        };
+        let mut batch = Vec::new();
+        let mut next: Option<Instant> = None;
+        loop {
+            let due = next.unwrap_or_else(|| Instant::now() + IDLE);
+            let going_on = runtime.block_on(async {
+                tokio::select! {
+                    received = updates.recv_many(&mut batch, BATCH) => received > 0,
+                    () = tokio::time::sleep_until(due.into()) => true,
+                    () = stop.notified() => false,
+                }
+            });
+            if !going_on {
+                return;
+            }
+            self.take(&mut batch, Instant::now());
+            next = self.turn(Instant::now());
+        }
+    }
+
+    /// Takes updates in. An update that panics is dropped, and hurts no other.
+    pub fn take(&mut self, updates: &mut Vec<Update>, now: Instant) {
+        for update in updates.drain(..) {
+            self.note(&update);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.world.apply(update))) {
+                self.survive(&*panic, now);
+            }
+        }
+        if self.stand_in && !self.has_node && !self.world.host_addresses().is_empty() {
+            let node = host::stand_in(&self.world.settings().node_name, self.world.host_addresses());
+            self.world.apply(Update::Node(node));
+        }
+        self.ports.status.node(self.world.node().map(|node| node.eligible));
+        if !self.world.dirty().is_empty() && self.waiting.since.is_none() {
+            self.waiting.since = Some(now);
+        }
+    }
+
+    fn note(&mut self, update: &Update) {
+        let metrics = &self.ports.metrics;
+        match update {
+            Update::Service(_) | Update::ServiceGone(_) => {
+                metrics.service_changes.with(&[]).add(self.ports.status.served().count() as u64);
+            }
+            Update::Slice(_) | Update::SliceGone(_) => {
+                metrics.endpoint_changes.with(&[]).add(1);
+                self.waiting.slices += 1;
+            }
+            Update::Node(_) => self.has_node = true,
+            Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
+            _ => {}
+        }
+    }
+
+    /// Writes to the kernel if there is something to write and it is time. Returns when to call again at the
+    /// latest; `None` if only an update can bring work.
+    pub fn turn(&mut self, now: Instant) -> Option<Instant> {
+        if !self.world.is_complete() {
+            return None;
+        }
+        if let Some(until) = self.node_wait(now) {
+            return Some(until);
+        }
+        if !self.complete && self.world.dirty().is_empty() {
+            return None;
+        }
+        let due = self.pacer.due(now);
+        self.queue();
+        if due > now {
+            return Some(due);
+        }
+        let stopwatch = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.sync(stopwatch)));
+        let end = now + stopwatch.elapsed();
+        match outcome {
+            Ok(Ok(())) => self.pacer.succeeded(now, end),
+            Ok(Err(error)) => self.fail(error, end),
+            Err(panic) => self.survive(&*panic, end),
+        }
+        self.complete.then(|| self.pacer.due(end))
+    }
+
+    /// Before the first programming: until when to wait for the node, if it is to be waited for.
+    fn node_wait(&self, now: Instant) -> Option<Instant> {
+        if self.serving {
+            return None;
+        }
+        let node = self.world.node();
+        let addressed = node.is_some_and(|node| node.addresses.v4.is_some() || node.addresses.v6.is_some());
+        let ranged = node.is_some_and(|node| node.pod_cidrs.v4.is_some() || node.pod_cidrs.v6.is_some());
+        let patience = match self.world.settings().detect_local {
+            DetectLocal::NodeCidr if !ranged && !self.stand_in => POD_CIDR_PATIENCE,
+            _ if !addressed => NODE_PATIENCE,
+            _ => return None,
+        };
+        let until = self.begun + patience;
+        if now < until {
+            tracing::debug!("waiting for the Node object, its addresses and pod CIDRs");
+            return Some(until);
+        }
+        tracing::error!(waited = ?patience, "the Node object has not all that is needed; going on without");
+        None
+    }
+
+    fn queue(&self) {
+        let now = SystemTime::now();
+        self.ports.status.queued(now);
+        let metrics = &self.ports.metrics;
+        for family in self.ports.status.served() {
+            metrics.last_queued.with(&[ip_family(family)]).set(clock::unix_secs(now));
+        }
+        metrics.service_changes_pending.with(&[]).set(self.world.dirty().services.len() as f64);
+        metrics.endpoint_changes_pending.with(&[]).set(self.waiting.slices as f64);
+    }
+
+    fn sync(&mut self, start: Instant) -> Result<(), String> {
+        let mut dirty = self.world.take_dirty();
+        if std::mem::take(&mut self.blank) {
+            dirty = Dirty { trigger_times_nanos: dirty.trigger_times_nanos, ..self.world.everything() };
+        }
+        let mut changes = self.plan.update(&self.world, dirty);
+        let nothing = changes.is_empty() && !self.complete;
+        self.waiting.flows.append(&mut changes.flows);
+        self.waiting.trigger_times_nanos.append(&mut changes.trigger_times_nanos);
+        self.tell_conflicts(&changes);
+        if nothing {
+            self.succeed(&changes);
+            return Ok(());
+        }
+        let dataplane = match &mut self.dataplane {
+            Some(dataplane) => dataplane,
+            none => none.insert((self.ports.open)()?),
+        };
+        let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
+        dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;
+        self.observe(start, &changes);
+        self.succeed(&changes);
+        Ok(())
+    }
+
+    /// Measures a write that went well.
+    fn observe(&mut self, start: Instant, changes: &Changes) {
+        let took = start.elapsed();
+        let metrics = &self.ports.metrics;
+        let by_scope = if self.complete { &metrics.sync_full } else { &metrics.sync_partial };
+        for family in self.ports.status.served() {
+            metrics.sync.with(&[ip_family(family)]).observe(took.as_secs_f64());
+            by_scope.with(&[ip_family(family)]).observe(took.as_secs_f64());
+        }
+        if self.serving
+            && let Some(since) = self.waiting.since
+        {
+            metrics.programming.with(&[]).observe(since.elapsed().as_secs_f64());
+        }
+        if self.complete {
+            self.tally.rebuild(&self.plan);
+        } else {
+            self.tally.update(&self.plan, changes);
+        }
+        self.tally.publish(metrics, self.ports.status.served());
+        let (frontends, failures) = (self.plan.frontends().count(), self.pacer.failures());
+        metrics.frontends.with(&[]).set(frontends as f64);
+        if !self.serving {
+            let services = self.world.services().count();
+            tracing::info!(services, frontends, ?took, "all services are in force");
+        } else if failures > 0 {
+            tracing::info!(failures, frontends, ?took, "programming works again, all services are in force");
+        } else {
+            tracing::debug!(changed = changes.frontends.len(), ?took, "programmed");
+        }
+    }
+
+    fn succeed(&mut self, changes: &Changes) {
+        let now = SystemTime::now();
+        let metrics = &self.ports.metrics;
+        self.ports.status.programmed(now);
+        for family in self.ports.status.served() {
+            metrics.last_synced.with(&[ip_family(family)]).set(clock::unix_secs(now));
+        }
+        metrics.service_changes_pending.with(&[]).set(0.0);
+        metrics.endpoint_changes_pending.with(&[]).set(0.0);
+        let waiting = std::mem::take(&mut self.waiting);
+        self.trigger_times(&waiting.trigger_times_nanos, changes, now);
+        if !waiting.flows.is_empty() {
+            (self.ports.sweep)(waiting.flows);
+        }
+        self.complete = false;
+        self.serving = true;
+    }
+
+    /// From the change in the cluster to the kernel. What happened before our start was not ours to be fast with.
+    fn trigger_times(&self, nanos: &[i64], changes: &Changes, now: SystemTime) {
+        let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        for family in self.ports.status.served() {
+            if !changes.frontends.iter().any(|frontend| frontend.family() == family) {
+                continue;
+            }
+            let histogram = self.ports.metrics.network_programming.with(&[ip_family(family)]);
+            for time in nanos.iter().filter_map(|nanos| u64::try_from(*nanos).ok()).map(Duration::from_nanos)
+            {
+                if time > since_1970(self.started) {
+                    histogram.observe(since_1970(now).saturating_sub(time).as_secs_f64());
+                }
+            }
+        }
+    }
+
+    fn tell_conflicts(&self, changes: &Changes) {
+        self.ports.metrics.conflicts.with(&[]).add(changes.conflicts.len() as u64);
+        for Conflict { frontend, owner, loser } in &changes.conflicts {
+            tracing::warn!(%frontend, %owner, %loser, "two services claim one frontend; the owner keeps it");
+        }
+    }
+
+    fn fail(&mut self, error: String, end: Instant) {
+        self.complete = true;
+        for family in self.ports.status.served() {
+            self.ports.metrics.nftables_failures.with(&[ip_family(family)]).add(1);
+        }
+        let retry_in = self.pacer.failed(end, chance());
+        tracing::error!(%error, "cannot program the kernel, trying again");
+        tracing::debug!(?retry_in, failures = self.pacer.failures(), "next attempt");
+        self.ports.status.failed(SystemTime::now(), error);
+    }
+
+    /// After a panic nothing is trusted but the world: plan and dataplane are made anew.
+    fn survive(&mut self, panic: &(dyn Any + Send), end: Instant) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        tracing::error!(panic = text, "this is a bug, please report it; starting over with everything known");
+        self.ports.metrics.panics.with(&[]).add(1);
+        self.plan = Plan::new();
+        self.dataplane = None;
+        self.blank = true;
+        self.complete = true;
+        self.pacer.failed(end, chance());
+        self.ports.status.failed(SystemTime::now(), format!("a bug: {text}"));
+    }
+}
+
+/// A number from 0 to 1 that is another one each time, without a generator to carry around.
+fn chance() -> f64 {
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    (random >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests;

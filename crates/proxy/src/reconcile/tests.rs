@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::Mutex;
+
+use dataplane::{Applied, Error};
+use model::{
+    Conditions, Endpoint, EndpointSlice, Family, Node, NodePortAddress, PerFamily, Protocol, Service,
+    ServiceKey, ServiceKind, ServicePort, SliceKey, SlicePort, SourceRanges, TrafficPolicy,
+};
+
+use super::*;
+
+/// What a dataplane was asked to do, and how it shall answer.
+#[derive(Default)]
+struct Script {
+    opened: usize,
+    /// One entry for each call: complete or not, and how many frontends the plan had.
+    calls: Vec<(bool, usize)>,
+    answers: Vec<Answer>,
+}
+
+#[derive(Clone, Copy)]
+enum Answer {
+    Fail,
+    Panic,
+}
+
+struct Fake(Arc<Mutex<Script>>);
+
+impl Dataplane for Fake {
+    fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
+        let mut script = self.0.lock().expect("the fake does not panic with it");
+        script.calls.push((matches!(scope, Scope::All), plan.frontends().count()));
+        let answer = script.answers.pop();
+        drop(script);
+        match answer {
+            None => Ok(Applied::default()),
+            Some(Answer::Fail) => Err(Error::Several(Vec::new())),
+            Some(Answer::Panic) => panic!("scripted"),
+        }
+    }
+
+    fn cleanup(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn dump(&mut self) -> Result<String, Error> {
+        Ok(String::new())
+    }
+}
+
+struct Bench {
+    reconciler: Reconciler,
+    script: Arc<Mutex<Script>>,
+    swept: Arc<Mutex<Vec<FlowRule>>>,
+    status: Arc<Status>,
+    metrics: Arc<Metrics>,
+    now: Instant,
+}
+
+fn bench(stand_in: bool) -> Bench {
+    let script = Arc::new(Mutex::new(Script::default()));
+    let swept = Arc::new(Mutex::new(Vec::new()));
+    let families = PerFamily { v4: true, v6: false };
+    let status = Arc::new(Status::new(families, Duration::from_secs(30), !stand_in));
+    let metrics = Arc::new(Metrics::new(SystemTime::now()));
+    let settings = Settings {
+        node_name: "here".into(),
+        families,
+        node_ip_override: PerFamily::default(),
+        detect_local: DetectLocal::ClusterCidr(PerFamily::default()),
+        node_port_addresses: Box::new([NodePortAddress::Primary]),
+        masquerade_all: false,
+        external_ips: true,
+    };
+    let (opener, sweeper) = (Arc::clone(&script), Arc::clone(&swept));
+    let ports = Ports {
+        open: Box::new(move || {
+            opener.lock().expect("unpoisoned").opened += 1;
+            Ok(Box::new(Fake(Arc::clone(&opener))))
+        }),
+        sweep: Box::new(move |flows| sweeper.lock().expect("unpoisoned").extend(flows)),
+        status: Arc::clone(&status),
+        metrics: Arc::clone(&metrics),
+    };
+    let pacer = Pacer::new(Duration::from_secs(1), Duration::from_secs(30));
+    let reconciler = Reconciler::new(settings, ports, pacer, stand_in).expect("the fake opens");
+    Bench { reconciler, script, swept, status, metrics, now: Instant::now() }
+}
+
+impl Bench {
+    fn tell(&mut self, updates: impl IntoIterator<Item = Update>) -> Option<Instant> {
+        self.reconciler.take(&mut updates.into_iter().collect(), self.now);
+        self.reconciler.turn(self.now)
+    }
+
+    /// Lists everything: one service with one endpoint, and this node.
+    fn list(&mut self) -> Option<Instant> {
+        self.tell([
+            Update::HostAddresses(Box::new([[192, 0, 2, 5].into()])),
+            Update::Begin(Kind::Service),
+            service("a", 1),
+            Update::End(Kind::Service),
+            Update::Begin(Kind::EndpointSlice),
+            slice("a", &[1]),
+            Update::End(Kind::EndpointSlice),
+            Update::Begin(Kind::Node),
+            Update::Node(node(true)),
+            Update::End(Kind::Node),
+            Update::Begin(Kind::ServiceCidr),
+            Update::End(Kind::ServiceCidr),
+        ])
+    }
+
+    fn calls(&self) -> Vec<(bool, usize)> {
+        self.script.lock().expect("unpoisoned").calls.clone()
+    }
+
+    fn answer(&self, answers: &[Answer]) {
+        self.script.lock().expect("unpoisoned").answers = answers.iter().rev().copied().collect();
+    }
+
+    fn healthy(&self) -> bool {
+        self.status.report(SystemTime::now()).healthy
+    }
+}
+
+fn key(name: &str) -> ServiceKey {
+    ServiceKey { namespace: "default".into(), name: name.into() }
+}
+
+fn service(name: &str, last: u8) -> Update {
+    Update::Service(Service {
+        key: key(name),
+        created_secs: 0,
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: PerFamily { v4: Some([10, 96, 0, last].into()), v6: None },
+        ports: Box::new([ServicePort {
+            name: "".into(),
+            protocol: Protocol::Udp,
+            port: 53,
+            node_port: None,
+        }]),
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        source_ranges: SourceRanges::Any,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_secs: None,
+        health_check_node_port: None,
+    })
+}
+
+fn slice(name: &str, endpoints: &[u8]) -> Update {
+    let endpoint = |last: &u8| Endpoint {
+        address: [10, 1, 0, *last].into(),
+        conditions: Conditions::default(),
+        node: None,
+        hints: None,
+    };
+    Update::Slice(EndpointSlice {
+        key: SliceKey { namespace: "default".into(), name: format!("{name}-1").into() },
+        service: key(name),
+        family: Family::V4,
+        ports: Box::new([SlicePort { name: "".into(), protocol: Protocol::Udp, port: 5353 }]),
+        endpoints: endpoints.iter().map(endpoint).collect(),
+        trigger_time_nanos: None,
+    })
+}
+
+fn node(eligible: bool) -> Node {
+    Node {
+        name: "here".into(),
+        addresses: PerFamily { v4: Some([192, 0, 2, 5].into()), v6: None },
+        pod_cidrs: PerFamily::default(),
+        zone: None,
+        eligible,
+    }
+}
+
+#[test]
+fn nothing_is_programmed_before_everything_is_listed() {
+    let mut bench = bench(false);
+    let next = bench.tell([Update::Begin(Kind::Service), service("a", 1), Update::End(Kind::Service)]);
+    assert_eq!((next, bench.calls().len(), bench.healthy()), (None, 0, false));
+    assert_eq!(bench.list(), None, "all done, nothing left to wait for");
+    assert_eq!(bench.calls(), [(true, 1)]);
+    assert!(bench.healthy());
+}
+
+#[test]
+fn a_change_is_written_at_once_and_alone() {
+    let mut bench = bench(false);
+    bench.list();
+    bench.now += Duration::from_secs(10);
+    assert_eq!(bench.tell([slice("a", &[1, 2])]), None);
+    assert_eq!(bench.calls(), [(true, 1), (false, 1)]);
+    // What was known already, and what concerns nobody, is no work.
+    bench.tell([slice("a", &[1, 2]), slice("stranger", &[9])]);
+    assert_eq!(bench.calls().len(), 2);
+    assert_eq!(bench.metrics.endpoint_changes.with(&[]).value(), 4);
+}
+
+#[test]
+fn under_load_changes_gather() {
+    let mut bench = bench(false);
+    bench.list();
+    // As if the first write had taken an hour: the pause is cut at a second.
+    let end = bench.now;
+    bench.reconciler.pacer.succeeded(end - Duration::from_secs(3600), end);
+    for last in 2..9 {
+        assert_eq!(bench.tell([service("b", last)]), Some(end + Duration::from_secs(1)));
+    }
+    assert_eq!(bench.calls().len(), 1);
+    bench.now = end + Duration::from_secs(1);
+    assert_eq!(bench.tell([]), None);
+    assert_eq!(bench.calls(), [(true, 1), (false, 2)]);
+}
+
+#[test]
+fn after_an_error_everything_is_written_again() {
+    let mut bench = bench(false);
+    bench.list();
+    bench.now += Duration::from_secs(10);
+    bench.answer(&[Answer::Fail, Answer::Fail]);
+    let next = bench.tell([service("b", 2), slice("a", &[2])]).expect("a retry is due");
+    assert!(next > bench.now && !bench.healthy());
+    assert_eq!(bench.metrics.nftables_failures.with(&["IPv4"]).value(), 1);
+    assert!(
+        bench.swept.lock().expect("unpoisoned").iter().all(|rule| rule.gone.is_none()),
+        "not before it is in force"
+    );
+    // A change in between does not shorten the wait.
+    assert_eq!(bench.tell([service("c", 3)]), Some(next));
+    assert_eq!(bench.calls().len(), 2);
+    bench.now = next;
+    bench.now = bench.tell([]).expect("the second failure");
+    assert_eq!(bench.tell([]), None);
+    assert_eq!(bench.calls()[1..], [(false, 2), (true, 3), (true, 3)]);
+    assert!(bench.healthy());
+    let swept = bench.swept.lock().expect("unpoisoned");
+    assert!(swept.iter().any(|rule| rule.gone.as_ref().is_some_and(|gone| gone.len() == 1)), "{swept:?}");
+}
+
+#[test]
+fn a_panic_is_survived_with_a_new_plan_and_dataplane() {
+    let mut bench = bench(false);
+    bench.list();
+    bench.now += Duration::from_secs(10);
+    bench.answer(&[Answer::Panic]);
+    let next = bench.tell([service("b", 2)]).expect("a retry is due");
+    assert!(!bench.healthy());
+    assert_eq!(bench.metrics.panics.with(&[]).value(), 1);
+    bench.now = next + Duration::from_secs(1);
+    assert_eq!(bench.tell([]), None);
+    assert_eq!(bench.calls()[1..], [(false, 2), (true, 2)]);
+    assert_eq!(bench.script.lock().expect("unpoisoned").opened, 2);
+    assert!(bench.healthy());
+}
+
+#[test]
+fn the_first_programming_waits_for_the_node() {
+    let mut bench = bench(false);
+    let begun = bench.reconciler.begun;
+    let kinds = Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]);
+    assert_eq!(bench.tell(kinds), Some(begun + NODE_PATIENCE));
+    assert!(bench.calls().is_empty());
+    bench.tell([Update::Node(node(true))]);
+    assert_eq!(bench.calls().len(), 1, "it came");
+
+    let mut late = self::bench(false);
+    late.tell(Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]));
+    late.now = late.reconciler.begun + NODE_PATIENCE;
+    late.tell([]);
+    assert_eq!(late.calls().len(), 1, "it did not");
+}
+
+#[test]
+fn without_node_objects_the_host_stands_in() {
+    let mut bench = bench(true);
+    let kinds = || Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]);
+    bench.tell(kinds());
+    assert!(bench.calls().is_empty(), "the addresses are not known yet");
+    bench.tell([Update::HostAddresses(Box::new([[127, 0, 0, 1].into(), [203, 0, 113, 9].into()]))]);
+    assert_eq!(bench.calls().len(), 1);
+    let address = |bench: &Bench| bench.reconciler.world.node().and_then(|node| node.addresses.v4);
+    assert_eq!(address(&bench), Some([203, 0, 113, 9].into()));
+    // A new list without a Node does not take it away; another address is followed.
+    bench.tell(kinds());
+    assert!(bench.reconciler.world.node().expect("still there").eligible);
+    bench.tell([Update::HostAddresses(Box::new([[203, 0, 113, 10].into()]))]);
+    assert_eq!(address(&bench), Some([203, 0, 113, 10].into()));
+    // A Node object is better than the host's word.
+    bench.tell([Update::Begin(Kind::Node), Update::Node(node(true)), Update::End(Kind::Node)]);
+    assert_eq!(address(&bench), Some([192, 0, 2, 5].into()));
+}
+
+#[test]
+fn eligibility_reaches_the_status() {
+    let mut bench = bench(false);
+    bench.list();
+    let eligible = |bench: &Bench| bench.status.report(SystemTime::now()).eligible;
+    assert!(eligible(&bench));
+    bench.tell([Update::Node(node(false))]);
+    assert!(!eligible(&bench));
+    bench.tell([Update::Node(node(true)), Update::NodeGone]);
+    assert!(!eligible(&bench));
+}
