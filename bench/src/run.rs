@@ -136,6 +136,11 @@ fn measure_size(
 ) -> Result<()> {
     let mut objects = Objects::new(size);
     let scratch = TempDir::with_prefix("portolan-bench-")?;
+    let undo = undo::register({
+        let path = scratch.path().to_owned();
+        // Nothing more can be done about it on the way out.
+        move || drop(fs::remove_dir_all(&path))
+    });
     let control = match &options.cluster {
         Some(scripts) if subjects.iter().any(|subject| subject.needs_api()) => {
             let control = Control::start(scripts, scratch.path().join("control"))?;
@@ -153,6 +158,7 @@ fn measure_size(
             Place { options, control: control.as_ref(), scratch: scratch.path().join(number.to_string()) };
         keep(place.measure(*subject, &mut objects)?)?;
     }
+    undo.cancel();
     Ok(())
 }
 
