@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod apiserver;
 pub mod image;
 pub mod scenario;
 pub mod txtar;

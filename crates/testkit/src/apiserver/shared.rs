@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the tasks of the server and its owner both hold.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use tokio::sync::watch;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+use super::{
+    log::{Credential, Request},
+    mischief::Script,
+    store::Store,
+};
+
+/// See the module. Locks are held for moments only, never across an await.
+pub(super) struct Shared {
+    store: Mutex<Store>,
+    script: Mutex<Script>,
+    log: Mutex<Vec<Request>>,
+    access: Mutex<Access>,
+    speak_protobuf: AtomicBool,
+    mute: AtomicBool,
+    pub(super) pulse: watch::Sender<Pulse>,
+    pub(super) orders: watch::Sender<Orders>,
+}
+
+/// Wakes watches: something has changed.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Pulse {
+    /// How often bookmarks were ordered.
+    pub(super) bookmarks: u64,
+}
+
+/// What open connections have to do: each number counts how often it was ordered.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Orders {
+    pub(super) cuts: u64,
+    pub(super) freezes: u64,
+}
+
+/// Who is let in.
+#[derive(Default)]
+pub(super) struct Access {
+    pub(super) token: String,
+    pub(super) certificate: Option<CertificateDer<'static>>,
+}
+
+impl Shared {
+    pub(super) fn new() -> Shared {
+        Shared {
+            store: Mutex::new(Store::new()),
+            script: Mutex::default(),
+            log: Mutex::default(),
+            access: Mutex::default(),
+            speak_protobuf: AtomicBool::new(true),
+            mute: AtomicBool::new(false),
+            pulse: watch::Sender::new(Pulse::default()),
+            orders: watch::Sender::new(Orders::default()),
+        }
+    }
+
+    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+        lock(&self.store)
+    }
+
+    pub(super) fn script(&self) -> MutexGuard<'_, Script> {
+        lock(&self.script)
+    }
+
+    pub(super) fn log(&self) -> MutexGuard<'_, Vec<Request>> {
+        lock(&self.log)
+    }
+
+    pub(super) fn access(&self) -> MutexGuard<'_, Access> {
+        lock(&self.access)
+    }
+
+    pub(super) fn speaks_protobuf(&self) -> bool {
+        self.speak_protobuf.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_speaks_protobuf(&self, speaks: bool) {
+        self.speak_protobuf.store(speaks, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_mute(&self) -> bool {
+        self.mute.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_mute(&self, mute: bool) {
+        self.mute.store(mute, Ordering::Relaxed);
+    }
+
+    pub(super) fn wake_watches(&self) {
+        self.pulse.send_modify(|_| ());
+    }
+
+    /// Notes a request; gives its place, for [`Shared::note_status`].
+    pub(super) fn note(&self, request: Request) -> Place {
+        let mut log = self.log();
+        let place = Place { index: log.len(), at: request.at };
+        log.push(request);
+        place
+    }
+
+    /// Nothing if the log has been cleared since.
+    pub(super) fn note_status(&self, place: Place, status: u16) {
+        if let Some(request) = self.log().get_mut(place.index).filter(|request| request.at == place.at) {
+            request.status = status;
+        }
+    }
+
+    pub(super) fn admits(&self, credential: &Credential, certificate: Option<&CertificateDer<'_>>) -> bool {
+        let access = self.access();
+        match credential {
+            Credential::Token(token) => *token == access.token,
+            Credential::Certificate => certificate.is_some() && certificate == access.certificate.as_ref(),
+            Credential::Nothing => false,
+        }
+    }
+}
+
+/// Where a request is in the log.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    index: usize,
+    at: Instant,
+}
+
+/// A test that panicked has failed anyway; what it left behind is still well-formed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
