@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Who we are to the API server, and how to reach it. The `kube` crate reads kubeconfigs, runs exec plugins,
-//! reloads token files and does TLS; what it does not do is notice that a client certificate, a CA or the
-//! kubeconfig itself was replaced on disk. So the client is made anew when one of these files changes, and when
-//! the server no longer knows us.
+//! Who we are to the API server, and how to reach it. The `kube` crate reads kubeconfigs, runs exec plugins and
+//! does TLS; what it does not do is notice that a client certificate, a CA or the kubeconfig itself was replaced
+//! on disk, or that a certificate from an exec plugin expires. So the client is made anew then, and when the
+//! server no longer knows us. Token files are read here for each request, since `kube` takes the newline at the
+//! end of one for a part of the token.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use http::HeaderValue;
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -39,6 +41,8 @@ pub enum Error {
         "not running in a pod with a service account ({reason}); name a kubeconfig with --kubeconfig, or serve files with --source file:PATH"
     )]
     InCluster { reason: String },
+    #[error("cannot read a token from {path}; it must hold one line of text")]
+    Token { path: PathBuf },
     #[error("cannot make a client for the API server: {reason}")]
     Client { reason: String },
 }
@@ -55,6 +59,19 @@ struct Held {
     /// Counts the clients made, so that of several tasks that were refused only the first makes a new one.
     generation: u64,
     files: Vec<(PathBuf, Option<Stamp>)>,
+    token_file: Option<PathBuf>,
+    /// As last read. Kept when the file is gone: some are removed once they have been read.
+    token: Option<HeaderValue>,
+}
+
+/// What the next request needs.
+#[derive(Clone)]
+pub(crate) struct Pass {
+    pub(crate) client: Client,
+    /// For [`Access::renew`].
+    pub(crate) generation: u64,
+    /// The value of the Authorization header, unless the client adds one itself.
+    pub(crate) authorization: Option<HeaderValue>,
 }
 
 /// What changes when a file is written or replaced, also through a symlink.
@@ -67,24 +84,29 @@ struct Stamp {
 impl Access {
     /// Reads the configuration. Does not connect.
     pub async fn open(settings: Settings) -> Result<Access, Error> {
-        let (client, files) = make(&settings).await?;
-        Ok(Access { settings, held: Mutex::new(Held { client, generation: 0, files }) })
+        let held = make(&settings).await?;
+        Ok(Access { settings, held: Mutex::new(held) })
     }
 
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The client to use for the next request, and its generation.
-    pub(crate) async fn client(&self) -> (Client, u64) {
+    /// What to use for the next request.
+    pub(crate) async fn pass(&self) -> Pass {
         let held = self.held();
-        let is_current = held.files.iter().all(|(path, stamp)| stamp_of(path) == *stamp);
-        if !is_current {
+        if held.files.iter().any(|(path, stamp)| stamp_of(path) != *stamp) {
             tracing::info!("credentials for the API server have changed on disk: reading them again");
             self.renew(held.generation).await;
+        } else if held.expires_soon() {
+            tracing::info!("the certificate for the API server expires: asking for another");
+            self.renew(held.generation).await;
         }
-        let held = self.held();
-        (held.client, held.generation)
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(token) = held.token_file.as_deref().and_then(read_token) {
+            held.token = Some(token);
+        }
+        Pass { client: held.client.clone(), generation: held.generation, authorization: held.token.clone() }
     }
 
     /// Makes a new client, unless that was done since `generation`. If it cannot be made (a file is just being
@@ -94,10 +116,10 @@ impl Access {
             return;
         }
         match make(&self.settings).await {
-            Ok((client, files)) => {
+            Ok(made) => {
                 let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
                 if held.generation == generation {
-                    *held = Held { client, generation: generation + 1, files };
+                    *held = Held { generation: generation + 1, ..made };
                 }
             }
             Err(error) => tracing::warn!("keeping the credentials in use: {error}"),
@@ -109,7 +131,17 @@ impl Access {
     }
 }
 
-async fn make(settings: &Settings) -> Result<(Client, Vec<(PathBuf, Option<Stamp>)>), Error> {
+impl Held {
+    /// Only certificates from exec plugins have a known end; `kube` renews tokens from them itself.
+    fn expires_soon(&self) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let end =
+            self.client.valid_until().map(|end| Duration::from_secs(end.as_second().max(0).unsigned_abs()));
+        end.is_some_and(|end| end <= now + EXPIRES_SOON)
+    }
+}
+
+async fn make(settings: &Settings) -> Result<Held, Error> {
     let (mut config, files) = match (&settings.kubeconfig, &settings.master) {
         (Some(path), _) => from_kubeconfig(path).await?,
         (None, Some(_)) => (Config::new(http::Uri::from_static("https://localhost")), Vec::new()),
@@ -125,9 +157,29 @@ async fn make(settings: &Settings) -> Result<(Client, Vec<(PathBuf, Option<Stamp
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retrying is this module's business: with backoff, and with the answer in the status.
     config.default_retry = false;
-    // The stamps are taken before the files are read into the client, so that a change in between is seen.
-    let client = Client::try_from(config).map_err(|error| Error::Client { reason: sentence(&error) })?;
-    Ok((client, files))
+    // A token in the kubeconfig itself comes first.
+    let token_file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
+    let token_file = token_file.map(PathBuf::from);
+    // Exec plugins run in there, and a token that cannot be sent makes it panic. The stamps were taken before the
+    // files are read into the client, so that a change in between is seen.
+    let client = tokio::task::spawn_blocking(move || Client::try_from(config)).await;
+    let client = client
+        .map_err(|_| Error::Client { reason: "its token or password is more than one line of text".into() })?
+        .map_err(|error| Error::Client { reason: sentence(&error) })?;
+    let token = match &token_file {
+        None => None,
+        Some(path) => Some(read_token(path).ok_or_else(|| Error::Token { path: path.clone() })?),
+    };
+    Ok(Held { client, generation: 0, files, token_file, token })
+}
+
+/// The token in a file, without the line end most have.
+fn read_token(path: &Path) -> Option<HeaderValue> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let token = Some(text.trim()).filter(|token| !token.is_empty())?;
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
+    header.set_sensitive(true);
+    Some(header)
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>), Error> {
@@ -144,7 +196,7 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<St
     Ok((config, files))
 }
 
-/// The files a kubeconfig points to that nobody else reloads. Token files are reloaded by `kube`.
+/// The files a kubeconfig points to that are read once only. Token files are read for each request.
 fn referenced(kubeconfig: &Kubeconfig) -> impl Iterator<Item = PathBuf> + '_ {
     let users = kubeconfig.auth_infos.iter().filter_map(|user| user.auth_info.as_ref());
     let clusters = kubeconfig.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref());
@@ -186,6 +238,7 @@ pub(crate) fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const EXPIRES_SOON: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +277,55 @@ mod tests {
         }
     }
 
+    fn kubeconfig(user: &str) -> String {
+        format!(
+            "current-context: a\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: \"http://127.0.0.1:1\"}}}}]\n\
+             users: [{{name: u, user: {{{user}}}}}]\n"
+        )
+    }
+
+    #[test]
+    fn credentials_that_cannot_be_sent_are_told_in_one_sentence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        for (user, expected) in [
+            ("token: \"two\\nlines\"", "one line of text"),
+            ("tokenFile: missing", "missing"),
+            ("client-certificate: missing, client-key: missing", "missing"),
+            ("client-certificate-data: bm8=, client-key-data: bm8=", "client"),
+            (
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: /does/not/exist, interactiveMode: Never}",
+                "exec",
+            ),
+        ] {
+            std::fs::write(&path, kubeconfig(user)).unwrap();
+            let sentence = refusal(&path);
+            assert!(sentence.contains(expected) && !sentence.contains('\n'), "{user}: {sentence}");
+        }
+    }
+
+    #[test]
+    fn a_token_file_is_read_for_each_request_and_may_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, token) = (folder.path().join("kubeconfig"), folder.path().join("token"));
+        std::fs::write(&path, kubeconfig("tokenFile: token")).unwrap();
+        std::fs::write(&token, "one\n").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let settings = Settings { kubeconfig: Some(path), ..Settings::default() };
+            let access = Access::open(settings).await.unwrap();
+            let sent = async || access.pass().await.authorization.unwrap();
+            assert_eq!(sent().await, "Bearer one");
+            std::fs::write(&token, "two").unwrap();
+            assert_eq!(sent().await, "Bearer two");
+            std::fs::write(&token, "").unwrap();
+            assert_eq!(sent().await, "Bearer two", "half-written");
+            std::fs::remove_file(&token).unwrap();
+            assert_eq!(sent().await, "Bearer two");
+        });
+    }
+
     #[test]
     fn a_server_may_be_named_without_scheme() {
         assert_eq!(server_url("10.0.0.1:6443").unwrap().to_string(), "https://10.0.0.1:6443/");
@@ -248,12 +350,12 @@ mod tests {
         runtime.block_on(async {
             let settings = Settings { kubeconfig: Some(path.clone()), ..Settings::default() };
             let access = Access::open(settings).await.unwrap();
-            assert_eq!(access.client().await.1, 0);
+            assert_eq!(access.pass().await.generation, 0);
             std::fs::write(&path, text(8080)).unwrap();
-            assert_eq!(access.client().await.1, 1);
-            assert_eq!(access.client().await.1, 1);
+            assert_eq!(access.pass().await.generation, 1);
+            assert_eq!(access.pass().await.generation, 1);
             std::fs::write(&path, "half").unwrap();
-            assert_eq!(access.client().await.1, 1, "a half-written file changes nothing");
+            assert_eq!(access.pass().await.generation, 1, "a half-written file changes nothing");
         });
     }
 }

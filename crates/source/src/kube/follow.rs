@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    access::{Access, sentence},
+    access::{Access, Pass, sentence},
     backoff::{Backoff, Random},
     protocol::{Act, Ask, Next, Protocol, Trouble},
     status::Status,
@@ -39,6 +39,9 @@ pub(crate) struct Place {
     pub(crate) paths: &'static [&'static str],
     pub(crate) label_selector: &'static str,
     pub(crate) field_selector: String,
+    /// A cluster may lack the kind, or not let us see it; then there are none. Of other kinds that is never
+    /// believed: a server that is still starting answers 404 too, and every service would go.
+    pub(crate) may_be_absent: bool,
 }
 
 /// What all kinds share.
@@ -96,20 +99,20 @@ impl<R: Resource> Follower<R> {
     /// Ends only when nobody listens any more.
     pub(crate) async fn run(mut self) {
         loop {
-            let (client, generation) = self.shared.access.client().await;
-            let trouble = match self.exchange(&client).await {
+            let pass = self.shared.access.pass().await;
+            let trouble = match self.exchange(&pass).await {
                 Ok(()) => continue,
                 Err(Stop::Deaf) => return,
                 Err(Stop::Trouble(trouble)) => trouble,
             };
-            let next = self.protocol.trouble(&trouble);
+            let next = self.next(&trouble);
             self.note(&trouble, next);
             match next {
                 Next::Now => {}
                 Next::Later => sleep(self.pause(&trouble)).await,
                 Next::Renew => {
                     sleep(self.pause(&trouble)).await;
-                    self.shared.access.renew(generation).await;
+                    self.shared.access.renew(pass.generation).await;
                 }
                 Next::Absent if self.path + 1 < self.place.paths.len() => self.path += 1,
                 Next::Absent => {
@@ -126,10 +129,29 @@ impl<R: Resource> Follower<R> {
         }
     }
 
+    fn next(&mut self, trouble: &Trouble) -> Next {
+        let is_forbidden = matches!(trouble, Trouble::Status { code: 403, .. });
+        match self.protocol.trouble(trouble) {
+            Next::Absent if !self.place.may_be_absent => Next::Later,
+            // Roles made for an older kube-proxy do not have the kind. It must not hold up all others; but what
+            // has once been seen is kept.
+            Next::Later
+                if self.place.may_be_absent && is_forbidden && !self.shared.status.of(R::KIND).listed =>
+            {
+                Next::Absent
+            }
+            next => next,
+        }
+    }
+
     /// One request and all of its answer. Returns when a page has been taken in.
-    async fn exchange(&mut self, client: &kube::Client) -> Result<(), Stop> {
+    async fn exchange(&mut self, pass: &Pass) -> Result<(), Stop> {
         let ask = self.protocol.ask();
-        let response = timeout(HEAD_TIMEOUT, client.send(self.request(&ask)))
+        let mut request = self.request(&ask);
+        if let Some(authorization) = &pass.authorization {
+            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+        }
+        let response = timeout(HEAD_TIMEOUT, pass.client.send(request))
             .await
             .map_err(|_| Trouble::Idle)?
             .map_err(|error| Trouble::Transport(sentence(&error)))?;
@@ -176,7 +198,8 @@ impl<R: Resource> Follower<R> {
         let mut stage =
             if matches!(self.protocol.ask(), Ask::Watch { .. }) { Stage::Watch } else { Stage::List };
         loop {
-            let frame = match timeout(IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
+            let patience = if stage == Stage::List { LIST_IDLE } else { IDLE };
+            let frame = match timeout(patience, body.frame()).await.map_err(|_| Trouble::Idle)? {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => return Err(Trouble::Transport(sentence(&error)).into()),
                 None => return Err(Trouble::Closed { lived: opened.elapsed() }.into()),
@@ -292,7 +315,8 @@ impl<R: Resource> Follower<R> {
     }
 
     fn note(&self, trouble: &Trouble, next: Next) {
-        let is_routine = next == Next::Now || next == Next::Absent;
+        let is_forbidden = matches!(trouble, Trouble::Status { code: 403, .. });
+        let is_routine = next == Next::Now || (next == Next::Absent && !is_forbidden);
         self.shared.status.note(R::KIND, |status| {
             status.connected = false;
             if !is_routine {
@@ -395,7 +419,7 @@ async fn refusal(status: StatusCode, headers: &HeaderMap, format: Option<Format>
 /// A body in one piece, if it is not larger than allowed and keeps coming.
 async fn collect(mut body: Body, limit: usize) -> Result<Bytes, Trouble> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = timeout(IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
+    while let Some(frame) = timeout(LIST_IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
         let frame = frame.map_err(|error| Trouble::Transport(sentence(&error)))?;
         let Ok(bytes) = frame.into_data() else { continue };
         if whole.len() + bytes.len() > limit {
@@ -412,6 +436,8 @@ fn content_type(headers: &HeaderMap) -> Option<&str> {
 
 /// The server has begun to answer by then, or is not going to.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// What is in a list comes without a break.
+const LIST_IDLE: Duration = Duration::from_secs(30);
 /// A server sends a bookmark each minute. After a longer silence the watch is opened again from where it was,
 /// which costs a server that was merely quiet one request.
 const IDLE: Duration = Duration::from_secs(150);

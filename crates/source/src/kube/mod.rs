@@ -48,17 +48,25 @@ pub async fn run(
         paths: &["/api/v1/services"],
         label_selector: "!service.kubernetes.io/service-proxy-name",
         field_selector: "spec.clusterIP!=None".into(),
+        may_be_absent: false,
     };
     let slices = Place {
         paths: &["/apis/discovery.k8s.io/v1/endpointslices"],
         label_selector: "!service.kubernetes.io/headless",
         field_selector: String::new(),
+        may_be_absent: false,
     };
-    let node = Place { paths: &["/api/v1/nodes"], label_selector: "", field_selector: node_selector };
+    let node = Place {
+        paths: &["/api/v1/nodes"],
+        label_selector: "",
+        field_selector: node_selector,
+        may_be_absent: false,
+    };
     let cidrs = Place {
         paths: &["/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1beta1/servicecidrs"],
         label_selector: "",
         field_selector: String::new(),
+        may_be_absent: true,
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(Follower::<object::Node>::new(shared.clone(), node).run());

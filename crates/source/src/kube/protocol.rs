@@ -171,8 +171,13 @@ impl Protocol {
         if !is_watching {
             self.stage = Stage::Start;
         }
-        self.is_listing = false;
+        let was_listing = std::mem::take(&mut self.is_listing);
         match trouble {
+            // It took the request for a stream and then sent nothing more: perhaps it can page.
+            Trouble::Idle if was_streaming_list && was_listing => {
+                self.page_lists = PAGED_LISTS;
+                Next::Later
+            }
             Trouble::Closed { lived } if is_watching && *lived >= SHORT_WATCH => Next::Now,
             Trouble::Idle if is_watching => Next::Now,
             Trouble::Closed { .. } | Trouble::Idle | Trouble::Transport(_) | Trouble::Malformed(_) => {
@@ -351,6 +356,20 @@ mod tests {
             assert!(protocol.page("8".into(), None));
             assert_eq!(protocol.ask(), Ask::Watch { version: "8".into() });
         }
+    }
+
+    #[test]
+    fn a_streamed_list_that_stalls_is_asked_for_in_pages() {
+        let mut protocol = Protocol::new(false);
+        assert_eq!(protocol.trouble(&Trouble::Idle), Next::Later);
+        assert_eq!(
+            protocol.ask(),
+            Ask::Stream,
+            "a server that did not answer at all says nothing about streams"
+        );
+        protocol.accepted();
+        assert_eq!(protocol.trouble(&Trouble::Idle), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Page { token: None, whole: false });
     }
 
     #[test]
