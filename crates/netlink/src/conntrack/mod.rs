@@ -147,10 +147,12 @@ impl Ends {
     /// What the kernel is to compare. It looks at ports only for a given protocol.
     fn flags(&self, protocol: Option<u8>) -> u32 {
         let mut flags = 0;
-        if self.src.is_some() {
+        // Not for IPv6: the kernel (6.18 at least) compares those addresses the wrong way round, and sends all flows
+        // but the ones that are meant.
+        if self.src.is_some_and(|src| src.is_ipv4()) {
             flags |= FILTER_IP_SRC;
         }
-        if self.dst.is_some() {
+        if self.dst.is_some_and(|dst| dst.is_ipv4()) {
             flags |= FILTER_IP_DST;
         }
         if protocol.is_some_and(has_ports) {
