@@ -137,6 +137,11 @@ impl Plan {
         self.claims.owners().iter().map(|(frontend, claim)| (frontend, &claim.decision))
     }
 
+    /// How many frontends there are; known without counting.
+    pub fn frontend_count(&self) -> usize {
+        self.claims.owners().len()
+    }
+
     pub fn decision(&self, frontend: &Frontend) -> Option<&Decision> {
         self.claims.owner(frontend).map(|claim| &claim.decision)
     }

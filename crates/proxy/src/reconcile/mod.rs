@@ -252,7 +252,10 @@ impl Reconciler {
             none => none.insert((self.ports.open)()?),
         };
         let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
-        dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;
+        let applied = dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;
+        for warning in &applied.warnings {
+            tracing::warn!("{warning}");
+        }
         self.observe(start, &changes);
         self.succeed(&changes);
         Ok(())
@@ -278,7 +281,7 @@ impl Reconciler {
             self.tally.update(&self.plan, changes);
         }
         self.tally.publish(metrics, self.ports.status.served());
-        let (frontends, failures) = (self.plan.frontends().count(), self.pacer.failures());
+        let (frontends, failures) = (self.plan.frontend_count(), self.pacer.failures());
         metrics.frontends.with(&[]).set(frontends as f64);
         if !self.serving {
             let services = self.world.services().count();
