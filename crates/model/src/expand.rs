@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! A service's frontends, and what becomes of packets to each (contract 3.2, 4.3 and 5.2 to 5.5).
+//! A service's frontends, and what becomes of packets to each.
 
 use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
 
@@ -128,7 +128,7 @@ impl Scene<'_> {
         Uses { cluster: !keeps_inside || is_external, local: keeps_inside || (keeps_outside && is_external) }
     }
 
-    /// Contract 5.2 and 5.3, cell by cell.
+    /// The verdicts for traffic to the cluster IP and to external addresses, by policy.
     fn paths(&self, selection: Selection) -> Paths {
         let has_any = selection.has_any;
         let tells_pods = self.vantage.pod_traffic[self.family].is_some();
@@ -169,7 +169,7 @@ impl Scene<'_> {
         Paths { internal, external_inside, external_outside }
     }
 
-    /// Contract 5.4: ranges restrict the addresses of load balancers, and nothing else.
+    /// Ranges restrict the addresses of load balancers, and nothing else.
     fn source_ranges(&self, role: Role, address: Address) -> Option<Arc<[IpNet]>> {
         let (Role::LoadBalancer, Address::Ip(vip), SourceRanges::Only(written)) =
             (role, address, &self.service.source_ranges)
@@ -213,7 +213,7 @@ fn distinct_ports(ports: &[ServicePort]) -> impl Iterator<Item = &ServicePort> {
     })
 }
 
-/// The external policy that holds: Local needs a way in from outside that the type allows (contract 3.2).
+/// The external policy that holds: Local needs a way in from outside that the type allows.
 fn external_policy(service: &Service) -> TrafficPolicy {
     match service.kind {
         ServiceKind::LoadBalancer | ServiceKind::NodePort => service.external_policy,
@@ -247,7 +247,7 @@ fn rank(service: &Service) -> u8 {
     }
 }
 
-/// Contract 8.2: only a load balancer that must find the nodes with local endpoints asks for it.
+/// Only a load balancer that must find the nodes with local endpoints asks for it.
 fn health(service: &Service, slices: &[Slice], families: PerFamily<bool>) -> Option<HealthCheck> {
     let is_asked = service.kind == ServiceKind::LoadBalancer
         && service.external_policy == TrafficPolicy::Local

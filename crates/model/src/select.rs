@@ -2,7 +2,7 @@
 
 //! Which endpoints a service port may use, on this node.
 //!
-//! [`merge`] makes one list of all slices of a service (contract 4.1), [`select`] chooses from it (contract 4.2).
+//! [`merge`] makes one list of all slices of a service, [`select`] chooses from it.
 //! Both are pure, and neither depends on the order in which anything arrived.
 
 use std::cmp::Reverse;

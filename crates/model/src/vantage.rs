@@ -42,7 +42,7 @@ impl Vantage {
     }
 }
 
-/// Contract 2.6: how pods are told, if they can be.
+/// How pods are told from others, if they can be.
 fn pod_traffic(world: &World, family: Family) -> Option<PodTraffic> {
     let source = |net: Option<IpNet>| net.map(|net| PodTraffic::Source(net.trunc()));
     match &world.settings().detect_local {
