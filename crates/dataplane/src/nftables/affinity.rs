@@ -94,8 +94,8 @@ fn is_in_force(family: Family, element: &Element<'_>, holdings: &Holdings, depar
     let Some(Held::Entry(entry)) = holdings.frontends.get(&frontend) else { return false };
     let mut targets = Side::BOTH.into_iter().filter_map(|side| entry.target(side));
     entry.sticky_secs.is_some()
-        && !departed.contains(&frontend, &packed)
-        && targets.any(|target| target.slots.packed().any(|at| at == &*packed))
+        && !departed.contains(&frontend, packed)
+        && targets.any(|target| target.slots.packed().any(|at| at == packed))
 }
 
 /// The frontend that an entry's key is about: client, address, protocol, port. An address that is no frontend's

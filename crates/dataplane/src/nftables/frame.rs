@@ -121,7 +121,7 @@ fn translation(around: &Surroundings) -> [Chain; 2] {
         Rule(rule)
     };
     let rules = |inside: Option<Statement>, node_port: Vec<Statement>| {
-        let from_inside = inside.as_ref().map(|inside| [&[inside.clone()], &node_port[..]].concat());
+        let from_inside = inside.as_ref().map(|inside| [std::slice::from_ref(inside), &node_port].concat());
         let mut rules = Vec::new();
         rules.extend(inside.map(|inside| vmap(&[inside], Space::Service, Side::Inside)));
         rules.push(vmap(&[], Space::Service, Side::Everyone));

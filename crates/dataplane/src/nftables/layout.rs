@@ -297,7 +297,7 @@ pub(super) fn read_key(family: Family, space: Space, key: &[u8]) -> Option<(Fron
 }
 
 /// The family as the netlink crate has it; it does not know the model.
-pub(super) fn wire(family: Family) -> netlink::Family {
+pub(crate) fn wire(family: Family) -> netlink::Family {
     match family {
         Family::V4 => netlink::Family::V4,
         Family::V6 => netlink::Family::V6,

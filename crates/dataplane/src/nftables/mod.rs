@@ -39,6 +39,7 @@ use netlink::{
     nft::{Batch, Delete, Nft},
 };
 
+pub(crate) use self::layout::wire;
 use self::{
     holdings::Holdings,
     turn::{Settings, Turn},

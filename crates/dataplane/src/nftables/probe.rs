@@ -23,13 +23,16 @@ use crate::{Unsupported, names};
 /// Whether the kernel can do all that tables of these families need.
 pub(super) fn probe<T: Transport>(nft: &mut Nft<T>, families: PerFamily<bool>) -> Result<(), Unsupported> {
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
-        let frame = everything(family);
-        let question = Question::new(family, &frame);
-        if let Err(error) = nft.rehearse(&question.batch) {
-            return Err(Unsupported(question.reason(nft, family, &frame, &error)));
-        }
+        ask(nft, family, &everything(family))?;
     }
     Ok(())
+}
+
+/// Whether the kernel would take this frame.
+pub(super) fn ask<T: Transport>(nft: &mut Nft<T>, family: Family, frame: &Frame) -> Result<(), Unsupported> {
+    let question = Question::new(family, frame);
+    let answer = nft.rehearse(&question.batch);
+    answer.map_err(|error| Unsupported(question.reason(nft, family, frame, &error)))
 }
 
 /// A frame in which every statement occurs.

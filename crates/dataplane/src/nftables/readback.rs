@@ -13,7 +13,7 @@ use model::{Family, Frontend};
 use netlink::nft::{self, ElementValue, Verdict};
 
 use super::{
-    entry::{Entry, Mapped, Placed, Refusal, Target},
+    entry::{self, Entry, Mapped, Placed, Refusal, Target},
     holdings::{Held, Holdings},
     layout::{self, Container, Kind, Side, Space},
     lift::net_between,
@@ -29,19 +29,25 @@ pub(super) struct Readback {
     holdings: Holdings,
 }
 
-/// The elements of one frontend, as far as they are understood.
+/// The elements of one frontend, as far as they are understood. Small, since all frontends are gathered at once.
 #[derive(Debug, Default)]
 struct Gathered {
     kinds: [Option<Kind>; 2],
-    /// Slot and packed endpoint.
-    slots: [Vec<(u32, Box<[u8]>)>; 2],
+    /// Slot and packed endpoint, one behind the other.
+    slots: [Vec<u8>; 2],
     rejected: bool,
     dropped: bool,
     firewalled: bool,
+    rare: Option<Box<Rare>>,
+}
+
+/// What most frontends do not have.
+#[derive(Debug, Default)]
+struct Rare {
     sources: Vec<IpNet>,
     /// Timeout and packed endpoint.
-    sticky: Vec<(u32, Box<[u8]>)>,
-    /// The rest.
+    sticky: Vec<(u32, Vec<u8>)>,
+    /// What is not understood.
     odd: Vec<Placed>,
 }
 
@@ -92,7 +98,7 @@ impl Readback {
             Some((frontend, rest)) => {
                 let gathered = self.gathered.entry(frontend).or_default();
                 if !gathered.take(self.family, &placed, rest) {
-                    gathered.odd.push(placed);
+                    gathered.rare().odd.push(placed);
                 }
             }
             None => self.holdings.strays.push(placed),
@@ -115,20 +121,26 @@ fn place(container: Container, element: &nft::Element<'_>) -> Option<Placed> {
 }
 
 impl Gathered {
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
     fn forget(&mut self, container: Container) {
-        self.odd.retain(|placed| placed.container != container);
+        if let Some(rare) = &mut self.rare {
+            rare.odd.retain(|placed| placed.container != container);
+            match container {
+                Container::SourceRanges => rare.sources.clear(),
+                Container::Sticky(_, secs) => rare.sticky.retain(|(of, _)| *of != secs),
+                _ => (),
+            }
+        }
         match container {
             Container::Verdicts(_, side) => self.kinds[side as usize] = None,
             Container::Endpoints(_, side) => self.slots[side as usize].clear(),
             Container::Reject(_) => self.rejected = false,
             Container::Drop(_) => self.dropped = false,
             Container::Firewalled => self.firewalled = false,
-            Container::SourceRanges => self.sources.clear(),
-            Container::Sticky(_, secs) => self.sticky.retain(|(of, _)| *of != secs),
-            Container::ClusterIps
-            | Container::Hairpin
-            | Container::NodePortAddresses
-            | Container::Affinity => (),
+            _ => (),
         }
     }
 
@@ -141,27 +153,39 @@ impl Gathered {
                 fits
             }
             (Container::Endpoints(_, side), Mapped::Endpoint(value)) => {
-                let slot = <[u8; 4]>::try_from(rest).ok().map(u32::from_ne_bytes);
-                let packed = slots::pack(family, &value);
-                let understood = slot.zip(packed).map(|(slot, packed)| (slot, packed.into_boxed_slice()));
-                self.slots[side as usize].extend(understood.clone());
-                understood.is_some()
+                let packed = slots::pack(family, &value).filter(|_| rest.len() == SLOT);
+                if let Some(packed) = packed {
+                    self.slots[side as usize].extend_from_slice(rest);
+                    self.slots[side as usize].extend_from_slice(packed);
+                }
+                packed.is_some()
             }
-            (Container::Reject(_), _) if rest.is_empty() => replace(&mut self.rejected),
-            (Container::Drop(_), _) if rest.is_empty() => replace(&mut self.dropped),
-            (Container::Firewalled, _) if rest.is_empty() => replace(&mut self.firewalled),
+            (Container::Reject(_), _) if rest.is_empty() => set(&mut self.rejected),
+            (Container::Drop(_), _) if rest.is_empty() => set(&mut self.dropped),
+            (Container::Firewalled, _) if rest.is_empty() => set(&mut self.firewalled),
             (Container::SourceRanges, _) => {
                 let net = range(family, rest, placed);
-                self.sources.extend(net);
+                self.rare().sources.extend(net);
                 net.is_some()
             }
             (Container::Sticky(_, secs), _) => {
                 let packed = slots::pack(family, rest);
-                self.sticky.extend(packed.clone().map(|packed| (secs, packed.into_boxed_slice())));
+                self.rare().sticky.extend(packed.map(|packed| (secs, packed.to_vec())));
                 packed.is_some()
             }
             _ => false,
         }
+    }
+
+    /// Slots and packed endpoints on one side, in the order of the slots.
+    fn slots(&self, family: Family, side: Side) -> Vec<(u32, &[u8])> {
+        let records = self.slots[side as usize].chunks_exact(SLOT + slots::stride(family));
+        let mut slots: Vec<(u32, &[u8])> = records
+            .filter_map(|record| record.split_first_chunk::<SLOT>())
+            .map(|(slot, packed)| (u32::from_ne_bytes(*slot), packed))
+            .collect();
+        slots.sort_unstable();
+        slots
     }
 
     fn held(self, frontend: &Frontend) -> Held {
@@ -173,16 +197,18 @@ impl Gathered {
 
     /// The entry that these elements are exactly those of.
     fn entry(&self, family: Family) -> Option<Entry> {
+        let none = Rare::default();
+        let rare = self.rare.as_deref().unwrap_or(&none);
         let kinds = self.kinds.iter().flatten();
         let sticky = kinds.clone().any(|kind| kind.sticky);
-        let regular = self.odd.is_empty()
+        let regular = rare.odd.is_empty()
             && !(self.rejected && self.dropped)
-            && (self.firewalled || self.sources.is_empty())
+            && (self.firewalled || rare.sources.is_empty())
             && kinds.clone().all(|kind| kind.sticky == sticky);
         if !regular {
             return None;
         }
-        let mut sources = self.sources.clone();
+        let mut sources = rare.sources.clone();
         sources.sort();
         let entry = Entry {
             everyone: self.target(family, Side::Everyone)?,
@@ -192,12 +218,12 @@ impl Gathered {
                 (_, true) => Some(Refusal::Drop),
                 _ => None,
             },
-            sticky_secs: self.sticky.first().and_then(|(secs, _)| NonZeroU32::new(*secs)),
+            sticky_secs: rare.sticky.first().and_then(|(secs, _)| NonZeroU32::new(*secs)),
             sources: self.firewalled.then(|| sources.into()),
         };
-        let mut pairs: Vec<&[u8]> = self.sticky.iter().map(|(_, packed)| &**packed).collect();
+        let mut pairs: Vec<&[u8]> = rare.sticky.iter().map(|(_, packed)| &**packed).collect();
         pairs.sort_unstable();
-        let one_timeout = self.sticky.windows(2).all(|two| two[0].0 == two[1].0);
+        let one_timeout = rare.sticky.windows(2).all(|two| two[0].0 == two[1].0);
         let sticks =
             one_timeout && entry.sticky_endpoints() == pairs && entry.sticky_secs.is_some() == sticky;
         sticks.then_some(entry)
@@ -206,31 +232,28 @@ impl Gathered {
     /// The target on one side, if there is none or a complete one.
     #[expect(clippy::option_option, reason = "whether it is understood, and whether there is one")]
     fn target(&self, family: Family, side: Side) -> Option<Option<Target>> {
-        let mut slots: Vec<&(u32, Box<[u8]>)> = self.slots[side as usize].iter().collect();
+        let slots = self.slots(family, side);
         let Some(kind) = self.kinds[side as usize] else {
             return slots.is_empty().then_some(None);
         };
-        slots.sort_unstable();
         let complete = slots.iter().enumerate().all(|(at, (slot, _))| *slot as usize == at);
         if !complete || !kind.class.fits(slots.len()) {
             return None;
         }
         let endpoints = slots.iter().filter_map(|(_, packed)| slots::unpack(family, packed));
-        let slots = Slots::new(family, endpoints);
-        Some(Some(Target { mark: kind.mark, class: kind.class, slots }))
+        Some(Some(Target { mark: kind.mark, class: kind.class, slots: Slots::new(family, endpoints) }))
     }
 
     /// All of them, one by one.
-    fn elements(self, frontend: &Frontend) -> Vec<Placed> {
+    fn elements(mut self, frontend: &Frontend) -> Vec<Placed> {
         let space = Space::of(frontend);
         let key = layout::key(frontend);
-        let mut elements = self.odd;
+        let rare = std::mem::take(self.rare());
+        let mut elements = rare.odd;
         for side in Side::BOTH {
-            let kind = self.kinds[side as usize];
-            elements.extend(kind.map(|kind| super::entry::verdict(key, kind)));
-            let slots = self.slots[side as usize].iter();
-            elements
-                .extend(slots.map(|(slot, at)| super::entry::endpoint(frontend, side, *slot as usize, at)));
+            elements.extend(self.kinds[side as usize].map(|kind| entry::verdict(key, kind)));
+            let slots = self.slots(frontend.family(), side).into_iter();
+            elements.extend(slots.map(|(slot, at)| entry::endpoint(frontend, side, slot as usize, at)));
         }
         let flags = [
             (self.rejected, Container::Reject(space)),
@@ -238,14 +261,17 @@ impl Gathered {
             (self.firewalled, Container::Firewalled),
         ];
         elements.extend(flags.iter().filter(|(is, _)| *is).map(|(_, set)| Placed::new(*set, key)));
-        elements.extend(self.sources.iter().map(|net| super::entry::source(key, net)));
-        let sticky = self.sticky.iter().filter_map(|(secs, at)| Some((NonZeroU32::new(*secs)?, at)));
-        elements.extend(sticky.map(|(secs, at)| super::entry::sticky(frontend, secs, at)));
+        elements.extend(rare.sources.iter().map(|net| entry::source(key, net)));
+        let sticky = rare.sticky.iter().filter_map(|(secs, at)| Some((NonZeroU32::new(*secs)?, at)));
+        elements.extend(sticky.map(|(secs, at)| entry::sticky(frontend, secs, at)));
         elements
     }
 }
 
-fn replace(flag: &mut bool) -> bool {
+/// Bytes of a slot's number.
+const SLOT: usize = 4;
+
+fn set(flag: &mut bool) -> bool {
     *flag = true;
     true
 }

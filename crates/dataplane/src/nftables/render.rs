@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use model::{Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan, Verdict};
+use model::{Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan, PodTraffic, Verdict};
 
 use super::{
     entry::{Entry, Placed, Refusal, Target},
@@ -16,28 +16,36 @@ use super::{
 
 /// What a frontend should put into the table. Endpoints keep the slots they have in `previous`.
 pub(super) fn entry(frontend: &Frontend, decision: &Decision, previous: Option<&Entry>) -> Entry {
+    let mut entry = Entry { sources: decision.source_ranges.clone(), ..Entry::default() };
+    if entry.sources.is_some() && Space::of(frontend) == Space::NodePort {
+        // No Plan has that. Should one ever, it is better closed than open to all.
+        return Entry { refusal: Some(Refusal::Drop), ..Entry::default() };
+    }
     let target = |side, forward: &Forward| {
         let previous = previous.and_then(|entry| entry.target(side));
-        let slots =
-            slots::assign(frontend.family(), previous.map(|target| &target.slots), &forward.pool.backends);
+        let pool = &forward.pool.backends;
+        let slots = slots::assign(frontend.family(), previous.map(|target| &target.slots), pool);
         let class = Class::of(slots.len(), previous.map(|target| target.class));
         let mark = match forward.masquerade {
             Masquerade::Never => Mark::Never,
             Masquerade::OffPods => Mark::OffPods,
             Masquerade::Always => Mark::Always,
         };
-        Target { mark, class, slots }
+        Some(Target { mark, class, slots }).filter(|target| !target.slots.is_empty())
     };
-    let mut entry = Entry { sources: decision.source_ranges.clone(), ..Entry::default() };
     match &decision.outside {
-        Verdict::Forward(forward) => entry.everyone = Some(target(Side::Everyone, forward)),
+        Verdict::Forward(forward) => entry.everyone = target(Side::Everyone, forward),
         Verdict::Reject => entry.refusal = Some(Refusal::Reject),
         Verdict::Drop => entry.refusal = Some(Refusal::Drop),
     }
     if let Verdict::Forward(forward) = &decision.inside
         && decision.inside != decision.outside
     {
-        entry.inside = Some(target(Side::Inside, forward));
+        entry.inside = target(Side::Inside, forward);
+    }
+    if entry.everyone.is_none() && entry.refusal.is_none() {
+        // A pool without endpoints of this family: no Plan has that either.
+        entry.refusal = Some(Refusal::Reject);
     }
     if entry.everyone.is_some() || entry.inside.is_some() {
         entry.sticky_secs = decision.affinity.map(|affinity| affinity.timeout_secs);
@@ -50,10 +58,18 @@ pub(super) fn surroundings(plan: &Plan, family: Family, mark: u32, loopback: boo
     Surroundings {
         family,
         mark,
-        pods: plan.pod_traffic(family).cloned(),
+        pods: plan.pod_traffic(family).filter(|pods| tells_something(pods)).cloned(),
         all_addresses: matches!(plan.node_ports(family), NodePortScope::All),
         loopback,
         service_cidrs: plan.service_cidrs(family).to_vec(),
+    }
+}
+
+/// The kernel does not compare with nothing. An empty name would be every interface, and so tells no pods.
+fn tells_something(pods: &PodTraffic) -> bool {
+    match pods {
+        PodTraffic::Source(_) => true,
+        PodTraffic::Interface(name) | PodTraffic::InterfacePrefix(name) => !name.is_empty(),
     }
 }
 
@@ -98,7 +114,7 @@ pub(super) fn plain(container: Container, address: IpAddr) -> Placed {
     Placed::new(container, key)
 }
 
-/// Who owns an address or why it is there, in words for an error message.
+/// A frontend in words, for an error message.
 pub(super) fn describe(frontend: &Frontend, decision: Option<&Decision>) -> String {
     match decision {
         Some(decision) => format!("service {} at {frontend}", decision.service),

@@ -127,10 +127,9 @@ pub(super) fn value(family: Family, packed: &[u8]) -> Bytes {
 }
 
 /// The reverse of [`value`]: packed, if it is an endpoint at all.
-pub(super) fn pack(family: Family, value: &[u8]) -> Option<Vec<u8>> {
-    let at = address_len(family);
-    let right_size = value.len() == at + 4 && value[at + 2..] == [0, 0];
-    right_size.then(|| value[..at + 2].to_vec())
+pub(super) fn pack(family: Family, value: &[u8]) -> Option<&[u8]> {
+    let is_endpoint = value.len() == address_len(family) + 4;
+    value.strip_suffix(&[0, 0]).filter(|_| is_endpoint)
 }
 
 /// What packed bytes say.
@@ -139,6 +138,7 @@ pub(super) fn unpack(family: Family, packed: &[u8]) -> Option<(IpAddr, u16)> {
     Some((read_address(family, packed)?, u16::from_be_bytes(port.try_into().ok()?)))
 }
 
-fn stride(family: Family) -> usize {
+/// Bytes of a packed endpoint.
+pub(super) fn stride(family: Family) -> usize {
     address_len(family) + 2
 }

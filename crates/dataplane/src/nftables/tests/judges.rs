@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use model::{Address, Family, Masquerade, Origin, Outcome, Packet, Plan, Protocol};
 use proptest::prelude::*;
 
-use super::make::{at, drafts, forward, ip, is_local, loopback_ip, node_ip, other_node_ip, pool, same, sampler, sticky};
+use super::make::{
+    at, drafts, forward, ip, is_local, loopback_ip, node_ip, other_node_ip, pool, same, sampler, sticky,
+};
 use crate::nftables::{
     render,
     sim::{self, Fate},
@@ -98,7 +100,8 @@ fn few_draws_are_enough() {
 #[test]
 fn node_ports_on_loopback_addresses() {
     let mut draft = sampler();
-    draft.node_wide.v4.scope = model::NodePortScope::Only([node_ip(Family::V4), loopback_ip(Family::V4)].into());
+    draft.node_wide.v4.scope =
+        model::NodePortScope::Only([node_ip(Family::V4), loopback_ip(Family::V4)].into());
     let plan = draft.plan();
     let program = render::program(&plan, Family::V4, 0x4000, true);
     let mut packet = Packet {

@@ -14,13 +14,21 @@ use proptest::test_runner::TestRunner;
 
 use super::{
     judges::assert_agreement,
-    make::{Draft, at, decision, forward, histories, ip, pool, sample, same, sampler, sticky},
+    make::{Draft, at, decision, forward, histories, ip, pool, same, sample, sampler, sticky},
 };
 use crate::{
     Config, Dataplane, Error, Scope,
     names::TABLE,
     nftables::{
-        Nftables, diff, entry::Entry, frame, holdings, holdings::Held, kernel, layout::wire, render,
+        Nftables, diff,
+        entry::Entry,
+        frame,
+        holdings::{self, Held},
+        kernel,
+        layout::wire,
+        probe,
+        program::Statement,
+        render,
     },
 };
 
@@ -121,7 +129,7 @@ fn a_plan_is_loaded_once() {
 
 #[test]
 fn the_kernel_follows_any_history() {
-    for history in random_histories(12, 8) {
+    for history in random_histories(8, 6) {
         in_namespace("the_kernel_follows_any_history", || {
             let mut nftables = open();
             load(&mut nftables, &history[0].plan());
@@ -143,7 +151,8 @@ fn the_kernel_follows_any_history() {
 
 #[test]
 fn the_kernel_follows_any_history_through_failures() {
-    for (seed, history) in random_histories(12, 8).into_iter().enumerate() {
+    let mut total = 0;
+    for (seed, history) in random_histories(8, 6).into_iter().enumerate() {
         let failures = in_namespace("the_kernel_follows_any_history_through_failures", || {
             let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
             let mut nft = Nft::over(Faulty::new(socket, failing(seed as u64)));
@@ -167,8 +176,10 @@ fn the_kernel_follows_any_history_through_failures() {
             assert_kernel_tidy();
             failures
         });
-        assert!(failures.is_none_or(|failures| failures > 1), "nothing failed");
+        let Some(failures) = failures else { return };
+        total += failures;
     }
+    assert!(total > 20, "too little failed: {total}");
 }
 
 /// Every third commit fails, one way or the other, and few questions do.
@@ -185,7 +196,7 @@ fn failing(seed: u64) -> impl FnMut(Request) -> Option<Fault> {
         ];
         let one_in = if request.is_batch { 3 } else { 100 };
         let way = ways[(random >> 40) as usize % ways.len()];
-        ((random >> 20) % one_in == 0).then_some(way)
+        (random >> 20).is_multiple_of(one_in).then_some(way)
     }
 }
 
@@ -205,7 +216,12 @@ const EDITS: [(&str, Edit); 14] = [
         batch.insert_rule(0, table, &nft::Rule { chain: "filter-forward".into(), exprs, comment: None });
     }),
     ("adds chains and a set that they use", |batch, table| {
-        batch.add_set(0, table, &nft::Set::new("theirs", [nft::Type::INET_SERVICE.into()]), nft::Create::Exclusive);
+        batch.add_set(
+            0,
+            table,
+            &nft::Set::new("theirs", [nft::Type::INET_SERVICE.into()]),
+            nft::Create::Exclusive,
+        );
         batch.add_chain(0, table, &nft::Chain::regular("a"), nft::Create::Exclusive);
         let base = nft::Chain::base("b", nft::ChainKind::Filter, nft::Hook::Input, 7);
         batch.add_chain(0, table, &base, nft::Create::Exclusive);
@@ -213,14 +229,22 @@ const EDITS: [(&str, Edit); 14] = [
         let port = nft::Expr::Payload { base: nft::Header::Transport, offset: 2, len: 2, dst };
         let lookup = nft::Expr::Lookup { set: "theirs".into(), key: dst, dst: None, invert: false };
         let jump = nft::Expr::Verdict(nft::Verdict::Jump("a".into()));
-        batch.add_rule(0, table, &nft::Rule { chain: "b".into(), exprs: vec![port, lookup, jump], comment: None });
+        batch.add_rule(
+            0,
+            table,
+            &nft::Rule { chain: "b".into(), exprs: vec![port, lookup, jump], comment: None },
+        );
     }),
     ("adds elements", |batch, table| {
         let tail = [132, 0, 0, 0, 0x12, 0x34, 0, 0];
         let key = [address(table, 77).as_slice(), &tail].concat();
-        batch.add_elements(0, table, "reject-services", nft::Create::Exclusive).push(&nft::Element::key(&key));
+        batch
+            .add_elements(0, table, "reject-services", nft::Create::Exclusive)
+            .push(&nft::Element::key(&key));
         let to = nft::Verdict::Drop;
-        batch.add_elements(0, table, "services", nft::Create::Exclusive).push(&nft::Element::verdict(&key, to));
+        batch
+            .add_elements(0, table, "services", nft::Create::Exclusive)
+            .push(&nft::Element::verdict(&key, to));
         let slot = [key.as_slice(), &9u32.to_ne_bytes()].concat();
         let value = [address(table, 78).as_slice(), &[0, 80, 0, 0]].concat();
         batch
@@ -228,7 +252,9 @@ const EDITS: [(&str, Edit); 14] = [
             .push(&nft::Element::value(&slot, &value));
         // A protocol that no service has.
         let stray = [1, 0, 0, 0, 0, 80, 0, 0];
-        batch.add_elements(0, table, "drop-node-ports", nft::Create::Exclusive).push(&nft::Element::key(&stray));
+        batch
+            .add_elements(0, table, "drop-node-ports", nft::Create::Exclusive)
+            .push(&nft::Element::key(&stray));
         let pair = [address(table, 1), address(table, 2)].concat();
         batch.add_elements(0, table, "hairpin", nft::Create::Exclusive).push(&nft::Element::key(&pair));
     }),
@@ -257,7 +283,10 @@ const EDITS: [(&str, Edit); 14] = [
 ];
 
 fn address(table: nft::TableRef<'_>, last: u8) -> Vec<u8> {
-    match ip(if table.family == netlink::Family::V4 { Family::V4 } else { Family::V6 }, &format!("10.96.9.{last}")) {
+    match ip(
+        if table.family == netlink::Family::V4 { Family::V4 } else { Family::V6 },
+        &format!("10.96.9.{last}"),
+    ) {
         std::net::IpAddr::V4(ip) => ip.octets().to_vec(),
         std::net::IpAddr::V6(ip) => ip.octets().to_vec(),
     }
@@ -339,9 +368,13 @@ fn cleanup_goes_on_after_errors_and_reports_them_all() {
     in_namespace("cleanup_goes_on_after_errors_and_reports_them_all", || {
         let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
         let refuse = Some(Fault::Refused(Errno::PERM));
-        let mut nftables = Nftables::over(Nft::over(Faulty::scripted(socket, [refuse, refuse])), &Config::default());
+        let mut nftables =
+            Nftables::over(Nft::over(Faulty::scripted(socket, [refuse, refuse])), &Config::default());
         let words = nftables.cleanup().unwrap_err().to_string();
-        assert!(words.contains("delete table ip portolan") && words.contains("delete table ip6 portolan"), "{words}");
+        assert!(
+            words.contains("delete table ip portolan") && words.contains("delete table ip6 portolan"),
+            "{words}"
+        );
         nftables.cleanup().unwrap();
     });
 }
@@ -508,13 +541,29 @@ fn a_kernel_that_cannot_is_told_in_a_sentence() {
         let say = |errno| {
             let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
             let mut nft = Nft::over(Faulty::scripted(socket, [Some(Fault::Refused(errno))]));
-            crate::nftables::probe::probe(&mut nft, Config::default().families).unwrap_err().to_string()
+            probe::probe(&mut nft, Config::default().families).unwrap_err().to_string()
         };
         assert!(say(Errno::PERM).contains("CAP_NET_ADMIN"), "{}", say(Errno::PERM));
         assert!(say(Errno::OPNOTSUPP).contains("this kernel"), "{}", say(Errno::OPNOTSUPP));
-        // Asking leaves nothing behind.
+        let mut frame = render::program(&sampler().plan(), Family::V6, 0x4000, false).frame;
         let mut nft = Nft::open().unwrap();
+        probe::ask(&mut nft, Family::V6, &frame).unwrap();
+        for chain in &mut frame.chains {
+            chain.rules.iter_mut().flat_map(|rule| &mut rule.0).for_each(|statement| {
+                if let Statement::Dnat { map, .. } = statement {
+                    map.push_str("-of-the-future");
+                }
+            });
+        }
+        let words = probe::ask(&mut nft, Family::V6, &frame).unwrap_err().to_string();
+        assert!(
+            words.contains("lacks what `dnat ip6 to") && words.contains("of-the-future` needs"),
+            "{words}"
+        );
+        assert!(!words.contains("mark"), "only the statement that is refused: {words}");
+        // Asking leaves nothing behind.
         assert_eq!(nft.tables(netlink::Family::V4).unwrap(), []);
+        assert_eq!(nft.tables(netlink::Family::V6).unwrap(), []);
         let _: Box<dyn Dataplane> = crate::open(crate::Mode::Nftables, &Config::default()).unwrap();
         assert_eq!(nft.tables(netlink::Family::V4).unwrap(), []);
     });

@@ -180,7 +180,8 @@ pub(super) fn drafts() -> impl Strategy<Value = Draft> {
     let per_family = |family| {
         node_wides(family).prop_flat_map(move |node_wide| {
             let has_pods = node_wide.pods.is_some();
-            let frontends = prop::collection::btree_map(frontends(family), decisions(family, has_pods), 0..14);
+            let frontends =
+                prop::collection::btree_map(frontends(family), decisions(family, has_pods), 0..14);
             (Just(node_wide), frontends.prop_map(|all| all.into_iter().map(fit).collect::<BTreeMap<_, _>>()))
         })
     };
@@ -199,7 +200,8 @@ pub(super) fn histories(len: usize) -> impl Strategy<Value = Vec<Draft>> {
             let mut next = history.last().cloned().unwrap();
             // Some of the frontends become what they are in the other draft; the node rarely does.
             let takes = |index: usize| choice >> (index % 60) & 3 == 0;
-            let all: BTreeSet<Frontend> = next.frontends.keys().chain(other.frontends.keys()).copied().collect();
+            let all: BTreeSet<Frontend> =
+                next.frontends.keys().chain(other.frontends.keys()).copied().collect();
             for (_, frontend) in all.iter().enumerate().filter(|(index, _)| takes(*index)) {
                 match other.frontends.get(frontend) {
                     Some(decision) => drop(next.frontends.insert(*frontend, decision.clone())),
@@ -247,7 +249,8 @@ pub(super) fn frontends(family: Family) -> impl Strategy<Value = Frontend> {
     let address = select(vec!["10.96.0.1", "10.96.0.2", "10.96.0.3", "203.0.113.1", "203.0.113.2"]);
     let service = (address, protocol.clone(), select(vec![53, 80]))
         .prop_map(move |(address, protocol, port)| at(ip(family, address), protocol, port));
-    let port = (protocol, 30_000u16..30_003).prop_map(move |(protocol, port)| node_port(family, protocol, port));
+    let port =
+        (protocol, 30_000u16..30_003).prop_map(move |(protocol, port)| node_port(family, protocol, port));
     prop_oneof![3 => service, 1 => port]
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::make::{decisions, drafts, frontends, pool, pools};
 use crate::nftables::{
     diff::{self, Delta},
-    entry::{Entry, Placed},
+    entry::{Entry, Placed, Refusal},
     frame::InUse,
     layout::{self, Container, Kind, Mark, Side, Space},
     lift, lower, render,
@@ -166,7 +166,9 @@ fn names_there_and_back() {
     let mut names = BTreeSet::new();
     for (space, side) in Space::BOTH.into_iter().flat_map(|space| Side::BOTH.map(|side| (space, side))) {
         for mark in [Mark::Never, Mark::OffPods, Mark::Always] {
-            for (sticky, class) in [false, true].into_iter().flat_map(|sticky| classes.map(|class| (sticky, class))) {
+            for (sticky, class) in
+                [false, true].into_iter().flat_map(|sticky| classes.map(|class| (sticky, class)))
+            {
                 let kind = Kind { space, side, mark, sticky, class };
                 assert_eq!(Kind::parse(&kind.name()), Some(kind));
                 assert!(names.insert(kind.name()), "two kinds named {}", kind.name());
@@ -176,7 +178,15 @@ fn names_there_and_back() {
     for container in Container::FIXED.into_iter().chain([Container::Sticky(Space::NodePort, 60)]) {
         assert_eq!(Container::parse(&container.name()), Some(container));
     }
-    for other in ["endpoints-3", "endpoints-04", "endpoints", "services-4", "endpoints-4-sticky-masq", "nat-output", ""] {
+    for other in [
+        "endpoints-3",
+        "endpoints-04",
+        "endpoints",
+        "services-4",
+        "endpoints-4-sticky-masq",
+        "nat-output",
+        "",
+    ] {
         assert_eq!(Kind::parse(other), None, "{other}");
     }
     for other in ["sticky-services-", "sticky-services-060", "sticky-services-0", "mine", ""] {
@@ -192,4 +202,18 @@ fn in_use_covers_what_it_was_extended_by() {
     assert!(!in_use.covers(&some) && in_use.covers(&InUse::default()));
     in_use.extend(&some);
     assert!(in_use.covers(&some));
+}
+
+#[test]
+fn what_no_plan_has_is_closed() {
+    let family = Family::V4;
+    let frontend = super::make::node_port(family, model::Protocol::Tcp, 30_000);
+    let verdict = |hosts: Vec<u8>| super::make::forward(pool(family, hosts), model::Masquerade::Never);
+    let mut decision = super::make::same(verdict(vec![101]));
+    decision.source_ranges = Some([].into());
+    let dropped = Entry { refusal: Some(Refusal::Drop), ..Entry::default() };
+    assert_eq!(render::entry(&frontend, &decision, None), dropped, "source ranges of a node port");
+    let rejected = Entry { refusal: Some(Refusal::Reject), ..Entry::default() };
+    let empty = super::make::same(verdict(vec![]));
+    assert_eq!(render::entry(&frontend, &empty, None), rejected, "an empty pool");
 }

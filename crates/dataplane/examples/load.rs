@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Measures the nftables dataplane alone, in a network namespace of its own:
+//!
+//!     cargo run --release -p portolan-dataplane --example load -- 10000 10
+//!
+//! loads so many services with so many endpoints, restarts, and then changes endpoints of one service at a time.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dataplane::{Applied, Config, Dataplane, Scope, nftables::Nftables};
+use model::{
+    Address, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan,
+    PlanBuilder, PodTraffic, Pool, Protocol, Role, ServiceKey, ServicePortName, Verdict,
+};
+
+fn main() {
+    let mut args = std::env::args().skip(1).map(|arg| arg.parse().expect("a number"));
+    let services: u32 = args.next().unwrap_or(10_000);
+    let endpoints: u32 = args.next().unwrap_or(10);
+    let netns = netlink::Netns::new().expect("a network namespace (run as root)");
+    netns.run(|| measure(services, endpoints)).expect("entering the namespace");
+}
+
+fn measure(services: u32, endpoints: u32) {
+    println!("{services} services x {endpoints} endpoints");
+    let plan = plan(services, endpoints, &|_| endpoints);
+    println!("  (plan built; resident {} KiB)", memory("VmRSS"));
+
+    let mut nftables = Nftables::open(&Config::default()).expect("nftables");
+    timed("cold load", 1, |_| nftables.apply(&plan, Scope::All).expect("load"));
+    println!("  (peak resident {} KiB)", memory("VmHWM"));
+    let mut nftables = Nftables::open(&Config::default()).expect("nftables");
+    timed("restart: read and compare", 1, |_| nftables.apply(&plan, Scope::All).expect("read"));
+    println!("  (peak resident {} KiB)", memory("VmHWM"));
+
+    let target = services / 2;
+    let changed = |count: u32| {
+        self::plan(services, endpoints, &|index| if index == target { count } else { endpoints })
+    };
+    // A pool of `endpoints` is changed to one of other endpoints, as many, and back.
+    let swapped = self::plan_with(services, endpoints, &|_| endpoints, Some(target));
+    let changes = Changes { frontends: vec![frontend(target)], ..Changes::default() };
+    let plans = [&swapped, &plan];
+    timed("swap one endpoint", 1_000, |round| {
+        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("swap")
+    });
+
+    let fewer = changed(endpoints.saturating_sub(1).max(1));
+    let plans = [&fewer, &plan];
+    timed("one endpoint less, one more", 1_000, |round| {
+        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("count")
+    });
+    let double = changed(endpoints * 2 + 1);
+    let plans = [&double, &plan];
+    timed("more than double, and back (other chain)", 100, |round| {
+        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("class")
+    });
+    let more = self::plan(services + 1, endpoints, &|_| endpoints);
+    let plans = [&more, &plan];
+    let changes = Changes {
+        frontends: vec![frontend(services)],
+        cluster_ips: vec![address(services)],
+        ..Changes::default()
+    };
+    timed("one service more, one less", 100, |round| {
+        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("service")
+    });
+    timed("nothing", 1_000, |_| nftables.apply(&plan, Scope::Only(&Changes::default())).expect("nothing"));
+}
+
+fn timed(what: &str, rounds: usize, mut work: impl FnMut(usize) -> Applied) {
+    let cpu = cpu();
+    let mut walls = Vec::with_capacity(rounds);
+    let mut last = Applied::default();
+    for round in 0..rounds {
+        let start = Instant::now();
+        last = work(round);
+        walls.push(start.elapsed());
+    }
+    let spent = (self::cpu() - cpu) / rounds as u32;
+    walls.sort();
+    println!(
+        "  {what:42} wall p50 {:>10.1?} p99 {:>10.1?}  cpu {spent:>10.1?}  ({} batches, +{} -{} elements)",
+        walls[rounds / 2],
+        walls[rounds * 99 / 100],
+        last.batches,
+        last.added,
+        last.removed
+    );
+}
+
+/// CPU time of this process, in the kernel and outside.
+fn cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat");
+    Duration::from_nanos(
+        text.split_whitespace().next().and_then(|word| word.parse().ok()).expect("nanoseconds"),
+    )
+}
+
+fn memory(what: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let line = status.lines().find(|line| line.starts_with(what)).expect("a line for it");
+    line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("KiB")
+}
+
+fn plan(services: u32, endpoints: u32, count: &dyn Fn(u32) -> u32) -> Plan {
+    plan_with(services, endpoints, count, None)
+}
+
+/// `swapped` is the service whose last endpoint is another.
+fn plan_with(services: u32, endpoints: u32, count: &dyn Fn(u32) -> u32, swapped: Option<u32>) -> Plan {
+    let pods = "10.128.0.0/24".parse().expect("a network");
+    let mut builder = PlanBuilder::new()
+        .node_ports(Family::V4, NodePortScope::All)
+        .node_ports(Family::V6, NodePortScope::All)
+        .pod_traffic(Family::V4, PodTraffic::Source(pods));
+    for index in 0..services {
+        let backend = |slot: u32| Backend {
+            address: Ipv4Addr::from(0x0a80_0000 + (index * endpoints + slot) % 0x3f_ffff).into(),
+            port: 8080,
+            local: false,
+        };
+        let mut backends: Vec<Backend> = (0..count(index)).map(backend).collect();
+        if let (true, Some(last)) = (swapped == Some(index), backends.last_mut()) {
+            last.port = 9090;
+        }
+        backends.sort();
+        backends.dedup();
+        let pool = Arc::new(Pool { backends: backends.into() });
+        let verdict = Verdict::Forward(Forward { pool, masquerade: Masquerade::OffPods });
+        builder = builder.frontend(frontend(index), decision(index, verdict));
+    }
+    builder.build()
+}
+
+fn decision(index: u32, verdict: Verdict) -> Decision {
+    let service = ServiceKey { namespace: "default".into(), name: format!("service-{index}").into() };
+    Decision {
+        service: Arc::new(ServicePortName { service, port: "http".into(), protocol: Protocol::Tcp }),
+        role: Role::ClusterIp,
+        inside: verdict.clone(),
+        outside: verdict,
+        affinity: None,
+        source_ranges: None,
+        rank: if index == 0 { 0 } else { 2 },
+    }
+}
+
+fn frontend(index: u32) -> Frontend {
+    Frontend { address: Address::Ip(address(index)), protocol: Protocol::Tcp, port: 80 }
+}
+
+fn address(index: u32) -> IpAddr {
+    Ipv4Addr::from(0x0a60_0000 + index + 1).into()
+}
