@@ -11,12 +11,15 @@
 
 use std::{
     io,
-    sync::{Arc, mpsc as channel},
+    sync::{Arc, Mutex, PoisonError, mpsc as channel},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use dataplane::Dataplane;
+use dataplane::{
+    Dataplane,
+    conntrack::{Sweeper, Swept},
+};
 use model::{Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
@@ -37,7 +40,7 @@ use crate::{
     health, host, http,
     metrics::{self, Metrics, ip_family},
     pace::Pacer,
-    reconcile::{Ports, Reconciler},
+    reconcile::{Ports, Reconciler, Sweep},
     status::Status,
 };
 
@@ -89,7 +92,7 @@ impl Proxy {
         let for_dataplane = checked.clone();
         let ports = Ports {
             open: Box::new(move || open(&for_dataplane, families)),
-            sweep: Box::new(drop),
+            sweep: Box::new(|_, _| {}),
             status: Arc::clone(&status),
             metrics: Arc::clone(&metrics),
         };
@@ -97,7 +100,11 @@ impl Proxy {
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
         let pacer = Pacer::new(checked.min_sync_period, MAX_BACKOFF);
-        let make = move || Reconciler::new(settings, ports, pacer, from_files);
+        let make = move || {
+            // In the thread of the loop, so that it is in its network namespace.
+            let ports = Ports { sweep: sweeper(&ports.metrics), ..ports };
+            Reconciler::new(settings, ports, pacer, from_files)
+        };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();
         spawn("host", netns, move || host::watch(&host))?;
@@ -228,6 +235,37 @@ fn reconcile(
     })?;
     opened.recv().unwrap_or_else(|_| Err("the reconcile thread could not start".to_owned()))?;
     Ok(thread)
+}
+
+/// Stale flows are looked for beside the loop: a large connection table must not delay the next change.
+fn sweeper(metrics: &Arc<Metrics>) -> Sweep {
+    let asked: Arc<Mutex<Option<Instant>>> = Arc::default();
+    let (asked_by_report, metrics) = (Arc::clone(&asked), Arc::clone(metrics));
+    let report = move |outcome: Result<Swept, netlink::Error>| {
+        let since = asked_by_report.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match outcome {
+            Ok(swept) => {
+                tracing::debug!(seen = swept.seen, deleted = swept.deleted, "looked for stale flows");
+                metrics.stale_flows.with(&[]).add(swept.deleted as u64);
+                if let Some(since) = since {
+                    metrics.sweep.with(&[]).observe(since.elapsed().as_secs_f64());
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot look for stale flows; they may reach endpoints that are gone")
+            }
+        }
+    };
+    match Sweeper::start(report) {
+        Ok(sweeper) => Box::new(move |plan, changes| {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+            sweeper.add(plan, changes);
+        }),
+        Err(error) => {
+            tracing::warn!(%error, "no access to tracked connections; stale UDP flows stay until they time out");
+            Box::new(|_, _| {})
+        }
+    }
 }
 
 /// Health and metrics, each where it is configured.

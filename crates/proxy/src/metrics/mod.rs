@@ -38,10 +38,6 @@ macro_rules! metrics {
 }
 
 metrics! {
-    conntrack_deleted: Counter = "kubeproxy_conntrack_reconciler_deleted_entries_total"
-        "[ALPHA] Tracked flows removed because their endpoint went away." ["ip_family"] Counter::default;
-    conntrack_duration: Histogram = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
-        "[ALPHA] Time to look for stale tracked flows and remove them." ["ip_family"] sync_buckets;
     network_programming: Histogram = "kubeproxy_network_programming_duration_seconds"
         "[ALPHA] From the change of a pod or service to its commit in the kernel." ["ip_family"] programming_buckets;
     healthz: Counter = "kubeproxy_proxy_healthz_total"
@@ -81,6 +77,10 @@ metrics! {
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"
         "From the receipt of a change to its commit in the kernel." [] fine_buckets;
+    stale_flows: Counter = "portolan_stale_flows_deleted_total"
+        "Tracked flows removed because their endpoint went away." [] Counter::default;
+    sweep: Histogram = "portolan_stale_flows_duration_seconds"
+        "From a change in force to the removal of the flows it made stale." [] fine_buckets;
 }
 
 impl Metrics {

@@ -40,8 +40,8 @@ const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 
 /// Makes a dataplane: at the start, and again after a panic has left one in an unknown state.
 pub type Open = Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>;
-/// Takes the flows that became stale; must not block.
-pub type Sweep = Box<dyn FnMut(Vec<FlowRule>) + Send>;
+/// Has the flows looked at that a change has made stale; must not block.
+pub type Sweep = Box<dyn FnMut(&Plan, &Changes) + Send>;
 
 /// What the loop needs from others.
 pub struct Ports {
@@ -305,7 +305,7 @@ impl Reconciler {
         let waiting = std::mem::take(&mut self.waiting);
         self.trigger_times(&waiting.trigger_times_nanos, changes, now);
         if !waiting.flows.is_empty() {
-            (self.ports.sweep)(waiting.flows);
+            (self.ports.sweep)(&self.plan, &Changes { flows: waiting.flows, ..Changes::default() });
         }
         self.complete = false;
         self.serving = true;

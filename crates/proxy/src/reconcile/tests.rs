@@ -79,7 +79,9 @@ fn bench(stand_in: bool) -> Bench {
             opener.lock().expect("unpoisoned").opened += 1;
             Ok(Box::new(Fake(Arc::clone(&opener))))
         }),
-        sweep: Box::new(move |flows| sweeper.lock().expect("unpoisoned").extend(flows)),
+        sweep: Box::new(move |_, changes| {
+            sweeper.lock().expect("unpoisoned").extend_from_slice(&changes.flows);
+        }),
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
     };
