@@ -21,6 +21,8 @@ pub mod names;
 pub mod nftables;
 pub mod none;
 
+use std::time::Duration;
+
 use model::{Changes, PerFamily, Plan};
 
 pub use error::{Error, Unsupported};
@@ -35,6 +37,27 @@ pub trait Dataplane: Send {
 
     /// What the kernel holds now, as text.
     fn dump(&mut self) -> Result<String, Error>;
+
+    /// A watch, for another thread, that tells when somebody else changes what we own. `None` where that cannot be
+    /// told. It is opened in the network namespace of the calling thread, which must be the dataplane's.
+    fn watch(&self) -> Result<Option<Box<dyn Watch>>, Error> {
+        Ok(None)
+    }
+}
+
+/// Tells when somebody else changes what a dataplane owns. [`Scope::All`] mends it.
+pub trait Watch: Send {
+    /// The next change by somebody else; `None` if nothing happened for as long as `wait`.
+    fn next(&mut self, wait: Duration) -> Result<Option<Drift>, netlink::Error>;
+}
+
+/// A change by somebody else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// The first thing that was changed, in words.
+    pub what: String,
+    /// Who did it, where the kernel tells: name and number of the thread.
+    pub by: Option<String>,
 }
 
 /// How much of a Plan to look at. A hint: [`Scope::All`] is always right.

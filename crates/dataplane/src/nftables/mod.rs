@@ -8,7 +8,7 @@
 //! [`frame`] (which sets and rules we have); [`slots`], [`entry`] and [`render`] (from the Plan to elements);
 //! [`diff`] and [`holdings`]. Effects: `kernel` and `readback` read, `pass`, `turn` and
 //! `script` commit, `affinity` forgets clients,
-//! `probe` asks what the kernel can do, `loopback` sets what it must.
+//! `probe` asks what the kernel can do, `loopback` sets what it must, `watch` sees what others do.
 
 mod affinity;
 mod diff;
@@ -32,11 +32,12 @@ mod slots;
 mod tests;
 mod text;
 mod turn;
+mod watch;
 
 use model::{Family, PerFamily, Plan};
 use netlink::{
     Socket, Transport,
-    nft::{Batch, Delete, Nft},
+    nft::{Batch, Delete, Monitor, Nft},
 };
 
 pub(crate) use self::layout::wire;
@@ -146,5 +147,10 @@ impl<T: Transport> Dataplane for Nftables<T> {
             text.extend(program.map(|program| program.to_string()));
         }
         Ok(text)
+    }
+
+    fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
+        let monitor = Monitor::open().map_err(|error| Error::kernel("watch", "our tables", error))?;
+        Ok(Some(Box::new(watch::Watch::new(monitor, self.nft.port()))))
     }
 }

@@ -11,6 +11,7 @@ use super::make::{
     at, drafts, forward, ip, is_local, loopback_ip, node_ip, other_node_ip, pool, same, sampler, sticky,
 };
 use crate::nftables::{
+    entry::Entry,
     render,
     sim::{self, Fate},
     slots::Class,
@@ -88,6 +89,36 @@ fn every_count_is_balanced_within_half_a_percent() {
         let decision = same(forward(pool(family, hosts), Masquerade::Never));
         let plan = model::PlanBuilder::new().frontend(frontend, decision).build();
         assert_agreement(&plan, &render::program(&plan, family, 0x4000, false));
+    }
+}
+
+#[test]
+fn a_class_that_is_kept_balances_as_well() {
+    let family = Family::V4;
+    let frontend = at(ip(family, "10.96.0.1"), Protocol::Tcp, 80);
+    let plan = |count: u8| {
+        let decision = same(forward(pool(family, (0..count).map(|host| host + 50)), Masquerade::Never));
+        model::PlanBuilder::new().frontend(frontend, decision).build()
+    };
+    for full in [2, 3, 5, 9, 17, 33] {
+        let half = Class::of(usize::from(full), None).last_draw() as u8;
+        let (was, is) = (plan(full), plan(half));
+        let entry = |plan: &Plan, previous: Option<&Entry>| {
+            render::entry(&frontend, plan.decision(&frontend).unwrap(), previous)
+        };
+        let large = entry(&was, None);
+        let kept = entry(&is, Some(&large));
+        assert_eq!(kept.everyone.as_ref().unwrap().class, large.everyone.as_ref().unwrap().class);
+        let mut program = render::program(&was, family, 0x4000, false);
+        program.elements.clear();
+        for placed in kept.elements(&frontend) {
+            let set = program.elements.entry(placed.container.name().into_owned()).or_default();
+            set.insert(placed.key, placed.element());
+        }
+        let packet = packets(&is, family).remove(0);
+        let endings = sim::simulate(&program, &packet, &is_local);
+        let expected = is.decide(&packet);
+        assert_eq!(sim::disagreement(&expected, &packet, &endings, 1e-9), None, "exactly uniform");
     }
 }
 

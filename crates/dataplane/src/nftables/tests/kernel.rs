@@ -14,7 +14,7 @@ use proptest::test_runner::TestRunner;
 
 use super::{
     judges::assert_agreement,
-    make::{Draft, at, decision, forward, histories, ip, pool, same, sample, sampler, sticky},
+    make::{Draft, at, forward, histories, ip, pool, same, sample, sampler},
 };
 use crate::{
     Config, Dataplane, Error, Scope,
@@ -24,9 +24,7 @@ use crate::{
         entry::Entry,
         frame,
         holdings::{self, Held},
-        kernel,
-        layout::wire,
-        probe,
+        kernel, probe,
         program::Statement,
         render,
     },
@@ -49,7 +47,7 @@ pub(super) fn open() -> Nftables {
     Nftables::open(&Config::default()).unwrap()
 }
 
-fn load(nftables: &mut impl Dataplane, plan: &Plan) {
+pub(super) fn load(nftables: &mut impl Dataplane, plan: &Plan) {
     nftables.apply(plan, Scope::All).unwrap();
 }
 
@@ -82,7 +80,7 @@ pub(super) fn assert_kernel_matches(plan: &Plan) {
 }
 
 /// There is nothing in the table that the plan does not need.
-fn assert_kernel_tidy() {
+pub(super) fn assert_kernel_tidy() {
     let mut nft = Nft::open().unwrap();
     for family in Family::BOTH {
         let found = kernel::read(&mut nft, family).unwrap();
@@ -197,120 +195,6 @@ fn failing(seed: u64) -> impl FnMut(Request) -> Option<Fault> {
         let one_in = if request.is_batch { 3 } else { 100 };
         let way = ways[(random >> 40) as usize % ways.len()];
         (random >> 20).is_multiple_of(one_in).then_some(way)
-    }
-}
-
-/// Something that somebody else does to our table.
-type Edit = fn(&mut nft::Batch, nft::TableRef<'_>);
-
-const EDITS: [(&str, Edit); 14] = [
-    ("nothing", |_, _| ()),
-    ("flushes a map", |batch, table| batch.flush_set(0, table, "endpoints")),
-    ("flushes the verdicts", |batch, table| batch.flush_set(0, table, "services")),
-    ("flushes a set", |batch, table| batch.flush_set(0, table, "cluster-ips")),
-    ("flushes the sources", |batch, table| batch.flush_set(0, table, "source-ranges")),
-    ("flushes who is sticky", |batch, table| batch.flush_set(0, table, "sticky-services-10800")),
-    ("flushes a chain", |batch, table| batch.flush_chain(0, table, "nat-prerouting")),
-    ("adds a rule", |batch, table| {
-        let exprs = vec![nft::Expr::Verdict(nft::Verdict::Drop)];
-        batch.insert_rule(0, table, &nft::Rule { chain: "filter-forward".into(), exprs, comment: None });
-    }),
-    ("adds chains and a set that they use", |batch, table| {
-        batch.add_set(
-            0,
-            table,
-            &nft::Set::new("theirs", [nft::Type::INET_SERVICE.into()]),
-            nft::Create::Exclusive,
-        );
-        batch.add_chain(0, table, &nft::Chain::regular("a"), nft::Create::Exclusive);
-        let base = nft::Chain::base("b", nft::ChainKind::Filter, nft::Hook::Input, 7);
-        batch.add_chain(0, table, &base, nft::Create::Exclusive);
-        let dst = nft::Reg::word(0);
-        let port = nft::Expr::Payload { base: nft::Header::Transport, offset: 2, len: 2, dst };
-        let lookup = nft::Expr::Lookup { set: "theirs".into(), key: dst, dst: None, invert: false };
-        let jump = nft::Expr::Verdict(nft::Verdict::Jump("a".into()));
-        batch.add_rule(
-            0,
-            table,
-            &nft::Rule { chain: "b".into(), exprs: vec![port, lookup, jump], comment: None },
-        );
-    }),
-    ("adds elements", |batch, table| {
-        let tail = [132, 0, 0, 0, 0x12, 0x34, 0, 0];
-        let key = [address(table, 77).as_slice(), &tail].concat();
-        batch
-            .add_elements(0, table, "reject-services", nft::Create::Exclusive)
-            .push(&nft::Element::key(&key));
-        let to = nft::Verdict::Drop;
-        batch
-            .add_elements(0, table, "services", nft::Create::Exclusive)
-            .push(&nft::Element::verdict(&key, to));
-        let slot = [key.as_slice(), &9u32.to_ne_bytes()].concat();
-        let value = [address(table, 78).as_slice(), &[0, 80, 0, 0]].concat();
-        batch
-            .add_elements(0, table, "endpoints", nft::Create::Exclusive)
-            .push(&nft::Element::value(&slot, &value));
-        // A protocol that no service has.
-        let stray = [1, 0, 0, 0, 0, 80, 0, 0];
-        batch
-            .add_elements(0, table, "drop-node-ports", nft::Create::Exclusive)
-            .push(&nft::Element::key(&stray));
-        let pair = [address(table, 1), address(table, 2)].concat();
-        batch.add_elements(0, table, "hairpin", nft::Create::Exclusive).push(&nft::Element::key(&pair));
-    }),
-    ("leads a node port astray", |batch, table| {
-        batch.flush_set(0, table, "node-ports");
-        batch.add_chain(0, table, &nft::Chain::regular("astray"), nft::Create::Exclusive);
-        let verdict = nft::Verdict::Goto("astray");
-        let key = [6, 0, 0, 0, 0x75, 0x80, 0, 0];
-        batch
-            .add_elements(0, table, "node-ports", nft::Create::Exclusive)
-            .push(&nft::Element::verdict(&key, verdict));
-    }),
-    ("deletes the table", |batch, table| batch.delete_table(0, table, nft::Delete::Existing)),
-    ("puts another table in its place", |batch, table| {
-        batch.delete_table(0, table, nft::Delete::Existing);
-        batch.add_table(0, &nft::Table::new(table.family, table.name), nft::Create::Exclusive);
-        batch.add_set(0, table, &nft::Set::new("services", [nft::Type::MARK.into()]), nft::Create::Exclusive);
-        let base = nft::Chain::base("nat-output", nft::ChainKind::Filter, nft::Hook::Input, 0);
-        batch.add_chain(0, table, &base, nft::Create::Exclusive);
-    }),
-    ("moves a hook", |batch, table| {
-        batch.delete_chain(0, table, "nat-postrouting", nft::Delete::Existing);
-        let base = nft::Chain::base("nat-postrouting", nft::ChainKind::Nat, nft::Hook::Postrouting, 7);
-        batch.add_chain(0, table, &base, nft::Create::Exclusive);
-    }),
-];
-
-fn address(table: nft::TableRef<'_>, last: u8) -> Vec<u8> {
-    match ip(
-        if table.family == netlink::Family::V4 { Family::V4 } else { Family::V6 },
-        &format!("10.96.9.{last}"),
-    ) {
-        std::net::IpAddr::V4(ip) => ip.octets().to_vec(),
-        std::net::IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
-}
-
-#[test]
-fn what_others_do_to_the_table_is_undone() {
-    let plan = sampler().plan();
-    for (what, edit) in EDITS {
-        in_namespace("what_others_do_to_the_table_is_undone", || {
-            let mut nftables = open();
-            load(&mut nftables, &plan);
-            for family in Family::BOTH {
-                let mut batch = nft::Batch::new();
-                edit(&mut batch, nft::TableRef { family: wire(family), name: TABLE });
-                Nft::open().unwrap().commit(&batch).unwrap_or_else(|error| panic!("{what}: {error}"));
-            }
-            println!("somebody {what}");
-            let mended = nftables.apply(&plan, Scope::All).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_eq!(mended.changed_nothing(), what == "nothing", "{what}: {mended:?}");
-            assert_kernel_matches(&plan);
-            assert_kernel_tidy();
-            assert!(nftables.apply(&plan, Scope::All).unwrap().changed_nothing(), "{what}");
-        });
     }
 }
 
@@ -430,93 +314,6 @@ fn large_loads_come_in_bounded_batches_and_the_important_first() {
 fn assert_kernel_matches_quickly(plan: &Plan) {
     let applied = open().apply(plan, Scope::All).unwrap();
     assert!(applied.changed_nothing(), "{applied:?}");
-}
-
-#[test]
-fn clients_of_endpoints_that_went_are_forgotten() {
-    for family in Family::BOTH {
-        in_namespace("clients_of_endpoints_that_went_are_forgotten", || {
-            let before = sampler();
-            let mut nftables = open();
-            load(&mut nftables, &before.plan());
-            let service = ip(family, "10.96.0.20");
-            let vip = ip(family, "203.0.113.7");
-            let node = super::make::node_ip(family);
-            let (one, two) = (ip(family, "10.244.1.101"), ip(family, "10.244.1.102"));
-            remember(family, [(1, service, 80, one), (2, service, 80, two), (3, vip, 80, one)]);
-            remember(family, [(4, node, 30_080, one), (5, node, 30_080, two)]);
-
-            // .101 leaves the cluster IP's pool; the node port's inside keeps it.
-            let mut after = before.clone();
-            let frontend = at(service, Protocol::Tcp, 80);
-            let two_left = forward(pool(family, [1, 102]), model::Masquerade::OffPods);
-            after.frontends.insert(frontend, sticky(10_800, same(two_left)));
-            let changes = after.changes_since(&before);
-            let applied = nftables.apply(&after.plan(), Scope::Only(&changes)).unwrap();
-            // The LB address is not sticky, so nobody would have put client 3 there.
-            assert_eq!(applied.forgotten, 2);
-            assert_eq!(remembered(family), [2, 4, 5]);
-
-            // The node port is no longer sticky.
-            let before = after.clone();
-            let node_port = super::make::node_port(family, Protocol::Tcp, 30_080);
-            after.frontends.get_mut(&node_port).unwrap().affinity = None;
-            let changes = after.changes_since(&before);
-            nftables.apply(&after.plan(), Scope::Only(&changes)).unwrap();
-            assert_eq!(remembered(family), [2]);
-
-            // A full turn finds what a lost one has left.
-            remember(family, [(6, service, 80, one), (7, service, 80, two)]);
-            let applied = open().apply(&after.plan(), Scope::All).unwrap();
-            assert_eq!(applied.forgotten, 1);
-            assert_eq!(remembered(family), [2, 7]);
-
-            // A change of the others leaves it alone.
-            let before = after.clone();
-            after.frontends.insert(at(ip(family, "10.96.0.30"), Protocol::Tcp, 80), decision_of(family));
-            nftables.apply(&after.plan(), Scope::Only(&after.changes_since(&before))).unwrap();
-            assert_eq!(remembered(family), [2, 7]);
-        });
-    }
-}
-
-fn decision_of(family: Family) -> model::Decision {
-    let inside = forward(pool(family, [1, 2]), model::Masquerade::OffPods);
-    let outside = forward(pool(family, [1]), model::Masquerade::Never);
-    decision(inside, outside)
-}
-
-/// Puts clients into the affinity map, as packets would.
-fn remember<const N: usize>(family: Family, clients: [(u8, std::net::IpAddr, u16, std::net::IpAddr); N]) {
-    use crate::nftables::program::Bytes;
-    let table = nft::TableRef { family: wire(family), name: TABLE };
-    let mut batch = nft::Batch::new();
-    let mut writer = batch.add_elements(0, table, "affinity", nft::Create::Exclusive);
-    for (client, destination, port, endpoint) in clients {
-        let client = ip(family, &format!("198.51.100.{client}"));
-        let key = Bytes::EMPTY.address(client).address(destination).protocol(6).port(port);
-        let value = Bytes::EMPTY.address(endpoint).port(8080);
-        let timeout = Some(std::time::Duration::from_secs(600));
-        writer.push(&nft::Element { timeout, ..nft::Element::value(&key, &value) });
-    }
-    drop(writer);
-    Nft::open().unwrap().commit(&batch).unwrap();
-}
-
-/// The last bytes of the clients in the affinity map.
-fn remembered(family: Family) -> Vec<u8> {
-    let table = nft::TableRef { family: wire(family), name: TABLE };
-    let mut clients = Vec::new();
-    let len = crate::nftables::program::address_len(family);
-    Nft::open()
-        .unwrap()
-        .elements(table, "affinity", |visit| match visit {
-            nft::Visit::Start => clients.clear(),
-            nft::Visit::Element(element) => clients.push(element.key[len - 1]),
-        })
-        .unwrap();
-    clients.sort_unstable();
-    clients
 }
 
 #[test]

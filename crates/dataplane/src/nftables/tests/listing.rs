@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use model::Family;
+use model::{Family, NodePortScope, PlanBuilder};
 
 use super::{
     kernel::in_namespace,
@@ -83,7 +83,20 @@ fn our_dump_is_what_the_kernel_holds() {
     });
 }
 
-/// Of any plan, with loopback node ports and without: nft 1.0.6 aborts on some tables that the kernel accepts.
+#[test]
+fn nft_prints_what_loopback_node_ports_need() {
+    in_namespace("nft_prints_what_loopback_node_ports_need", || {
+        let builder = PlanBuilder::new().node_ports(Family::V4, NodePortScope::All);
+        let plan = builder.loopback_node_ports(Family::V4).build();
+        super::kernel::open().apply(&plan, Scope::All).unwrap();
+        let rendered = render::program(&plan, Family::V4, 0x4000, true).to_string();
+        assert!(rendered.contains("iifname != \"lo\" ip daddr 127.0.0.0/8 drop"), "{rendered}");
+        let Some(listed) = nft_list(Family::V4) else { return };
+        assert_eq!(normal(&listed), normal(&rendered), "{listed}");
+    });
+}
+
+/// Of any plan: nft 1.0.6 aborts on some tables that the kernel accepts.
 #[test]
 fn nft_prints_any_table() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -4,10 +4,14 @@
 //! - `pure`: slots, names, rules there and back, differences
 //! - `judges`: the simulator against the oracle
 //! - `kernel`: a real kernel, in namespaces of their own
+//! - `repair`: what others do to our tables
+//! - `forget`: clients whose endpoint went
 //! - `listing`: what `nft list` says about our tables
 
+mod forget;
 mod judges;
 mod kernel;
 mod listing;
 mod make;
 mod pure;
+mod repair;

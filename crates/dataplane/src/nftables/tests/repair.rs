@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What somebody else does to our tables is seen and undone.
+
+use model::Family;
+use netlink::nft::{self, Nft};
+
+use super::{
+    forget::remember,
+    kernel::{assert_kernel_matches, assert_kernel_tidy, in_namespace, load, open},
+    make::{ip, sampler},
+};
+use crate::{Dataplane, Scope, names::TABLE, nftables::layout::wire};
+
+/// Something that somebody else does to our table.
+type Edit = fn(&mut nft::Batch, nft::TableRef<'_>);
+
+const EDITS: [(&str, Edit); 14] = [
+    ("nothing", |_, _| ()),
+    ("flushes a map", |batch, table| batch.flush_set(0, table, "endpoints")),
+    ("flushes the verdicts", |batch, table| batch.flush_set(0, table, "services")),
+    ("flushes a set", |batch, table| batch.flush_set(0, table, "cluster-ips")),
+    ("flushes the sources", |batch, table| batch.flush_set(0, table, "source-ranges")),
+    ("flushes who is sticky", |batch, table| batch.flush_set(0, table, "sticky-services-10800")),
+    ("flushes a chain", |batch, table| batch.flush_chain(0, table, "nat-prerouting")),
+    ("adds a rule", |batch, table| {
+        let exprs = vec![nft::Expr::Verdict(nft::Verdict::Drop)];
+        batch.insert_rule(0, table, &nft::Rule { chain: "filter-forward".into(), exprs, comment: None });
+    }),
+    ("adds chains and a set that they use", |batch, table| {
+        batch.add_set(
+            0,
+            table,
+            &nft::Set::new("theirs", [nft::Type::INET_SERVICE.into()]),
+            nft::Create::Exclusive,
+        );
+        batch.add_chain(0, table, &nft::Chain::regular("a"), nft::Create::Exclusive);
+        let base = nft::Chain::base("b", nft::ChainKind::Filter, nft::Hook::Input, 7);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+        let dst = nft::Reg::word(0);
+        let port = nft::Expr::Payload { base: nft::Header::Transport, offset: 2, len: 2, dst };
+        let lookup = nft::Expr::Lookup { set: "theirs".into(), key: dst, dst: None, invert: false };
+        let jump = nft::Expr::Verdict(nft::Verdict::Jump("a".into()));
+        batch.add_rule(
+            0,
+            table,
+            &nft::Rule { chain: "b".into(), exprs: vec![port, lookup, jump], comment: None },
+        );
+    }),
+    ("adds elements", |batch, table| {
+        let tail = [132, 0, 0, 0, 0x12, 0x34, 0, 0];
+        let key = [address(table, 77).as_slice(), &tail].concat();
+        batch
+            .add_elements(0, table, "reject-services", nft::Create::Exclusive)
+            .push(&nft::Element::key(&key));
+        let to = nft::Verdict::Drop;
+        batch
+            .add_elements(0, table, "services", nft::Create::Exclusive)
+            .push(&nft::Element::verdict(&key, to));
+        let slot = [key.as_slice(), &9u32.to_ne_bytes()].concat();
+        let value = [address(table, 78).as_slice(), &[0, 80, 0, 0]].concat();
+        batch
+            .add_elements(0, table, "endpoints", nft::Create::Exclusive)
+            .push(&nft::Element::value(&slot, &value));
+        // A protocol that no service has.
+        let stray = [1, 0, 0, 0, 0, 80, 0, 0];
+        batch
+            .add_elements(0, table, "drop-node-ports", nft::Create::Exclusive)
+            .push(&nft::Element::key(&stray));
+        let pair = [address(table, 1), address(table, 2)].concat();
+        batch.add_elements(0, table, "hairpin", nft::Create::Exclusive).push(&nft::Element::key(&pair));
+    }),
+    ("leads a node port astray", |batch, table| {
+        batch.flush_set(0, table, "node-ports");
+        batch.add_chain(0, table, &nft::Chain::regular("astray"), nft::Create::Exclusive);
+        let verdict = nft::Verdict::Goto("astray");
+        let key = [6, 0, 0, 0, 0x75, 0x80, 0, 0];
+        batch
+            .add_elements(0, table, "node-ports", nft::Create::Exclusive)
+            .push(&nft::Element::verdict(&key, verdict));
+    }),
+    ("deletes the table", |batch, table| batch.delete_table(0, table, nft::Delete::Existing)),
+    ("puts another table in its place", |batch, table| {
+        batch.delete_table(0, table, nft::Delete::Existing);
+        batch.add_table(0, &nft::Table::new(table.family, table.name), nft::Create::Exclusive);
+        batch.add_set(0, table, &nft::Set::new("services", [nft::Type::MARK.into()]), nft::Create::Exclusive);
+        let base = nft::Chain::base("nat-output", nft::ChainKind::Filter, nft::Hook::Input, 0);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+    }),
+    ("moves a hook", |batch, table| {
+        batch.delete_chain(0, table, "nat-postrouting", nft::Delete::Existing);
+        let base = nft::Chain::base("nat-postrouting", nft::ChainKind::Nat, nft::Hook::Postrouting, 7);
+        batch.add_chain(0, table, &base, nft::Create::Exclusive);
+    }),
+];
+
+fn address(table: nft::TableRef<'_>, last: u8) -> Vec<u8> {
+    match ip(
+        if table.family == netlink::Family::V4 { Family::V4 } else { Family::V6 },
+        &format!("10.96.9.{last}"),
+    ) {
+        std::net::IpAddr::V4(ip) => ip.octets().to_vec(),
+        std::net::IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+#[test]
+fn what_others_do_to_the_table_is_undone() {
+    let plan = sampler().plan();
+    for (what, edit) in EDITS {
+        in_namespace("what_others_do_to_the_table_is_undone", || {
+            let mut nftables = open();
+            load(&mut nftables, &plan);
+            for family in Family::BOTH {
+                let mut batch = nft::Batch::new();
+                edit(&mut batch, nft::TableRef { family: wire(family), name: TABLE });
+                Nft::open().unwrap().commit(&batch).unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+            println!("somebody {what}");
+            let mended = nftables.apply(&plan, Scope::All).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(mended.changed_nothing(), what == "nothing", "{what}: {mended:?}");
+            assert_kernel_matches(&plan);
+            assert_kernel_tidy();
+            assert!(nftables.apply(&plan, Scope::All).unwrap().changed_nothing(), "{what}");
+        });
+    }
+}
+
+#[test]
+fn what_others_do_to_the_table_is_seen() {
+    in_namespace("what_others_do_to_the_table_is_seen", || {
+        let draft = sampler();
+        let mut nftables = open();
+        let mut watch = nftables.watch().unwrap().unwrap();
+        let mut next = || watch.next(std::time::Duration::from_millis(50)).unwrap();
+        load(&mut nftables, &draft.plan());
+        assert_eq!(next(), None, "our own changes");
+        let commit = |edit: Edit, name| {
+            let mut batch = nft::Batch::new();
+            edit(&mut batch, nft::TableRef { family: netlink::Family::V4, name });
+            Nft::open().unwrap().commit(&batch).unwrap();
+        };
+        commit(
+            |batch, table| {
+                batch.add_table(0, &nft::Table::new(table.family, table.name), nft::Create::Exclusive)
+            },
+            "x",
+        );
+        assert_eq!(next(), None, "another table");
+        remember(Family::V4, [(1, ip(Family::V4, "10.96.0.20"), 80, ip(Family::V4, "10.244.1.101"))]);
+        assert_eq!(next(), None, "a client is remembered");
+        commit(|batch, table| batch.flush_set(0, table, "endpoints"), TABLE);
+        let drift = next().unwrap();
+        assert_eq!(drift.what, "elements of endpoints removed in table ip portolan");
+        assert!(drift.by.is_some());
+        assert_eq!(next(), None, "one commit, one drift");
+        load(&mut nftables, &draft.plan());
+        assert_eq!(next(), None, "mending");
+        commit(|batch, table| batch.delete_table(0, table, nft::Delete::Existing), TABLE);
+        assert!(next().is_some());
+    });
+}
