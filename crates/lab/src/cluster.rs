@@ -20,7 +20,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -198,6 +198,10 @@ impl Lab {
         let (near_link, far_link) = (near.link_index(cable.link)?, far.link_index(UPLINK)?);
         near.set_up(near_link, true)?;
         far.set_up(far_link, true)?;
+        // The kernel adds link-local addresses when it hears that the cable is plugged in, which can be a moment
+        // later; neighbours are asked for with these, and without one the first packet would wait a second.
+        near.add_address(near_link, link_local(1), 64)?;
+        far.add_address(far_link, link_local(2), 64)?;
 
         let router = if cable.router == "node-a" { NODE_A } else { NODE_B };
         for version in Version::BOTH {
@@ -260,6 +264,10 @@ fn to(range: Range, version: Version) -> RouteSpec {
         0 => RouteSpec::to(version.address(range.base), 0),
         bits => RouteSpec::to(version.address(range.base), version.prefix(bits)),
     }
+}
+
+fn link_local(host: u16) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, host))
 }
 
 fn full(address: IpAddr) -> u8 {

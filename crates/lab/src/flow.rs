@@ -149,6 +149,12 @@ fn repeat(
     mut receive: impl FnMut(Duration) -> io::Result<Option<Reply>>,
     question: u32,
 ) -> io::Result<Reply> {
+    // A packet filter that stops our own packet on its way out makes the call fail; whether it also sent an ICMP
+    // error is seen when we listen, as for packets that are stopped farther away.
+    let mut send = || match send() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        sent => sent,
+    };
     send()?;
     let mut sent = Instant::now();
     loop {

@@ -35,12 +35,14 @@ fn translate(text: &str, quoting: Quoting) -> String {
     let mut out = String::with_capacity(text.len() * 2);
     let mut rest = text;
     let mut before = None;
+    let mut in_quotes = false;
     while let Some(first) = rest.chars().next() {
         let inside_word =
             before.is_some_and(|c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-' || c == ':');
         let literal = if inside_word { None } else { Literal::at(rest) };
         let Some(literal) = literal else {
             out.push(first);
+            in_quotes = first != '\n' && in_quotes != (first == '"');
             before = Some(first);
             rest = &rest[first.len_utf8()..];
             continue;
@@ -48,9 +50,7 @@ fn translate(text: &str, quoting: Quoting) -> String {
         let after = &rest[literal.length..];
         let text = literal.image();
         match quoting {
-            Quoting::Yaml if before != Some('"') && before != Some('\'') => {
-                out.push_str(&format!("\"{text}\""))
-            }
+            Quoting::Yaml if !in_quotes => out.push_str(&format!("\"{text}\"")),
             Quoting::Brackets if after.starts_with(':') => out.push_str(&format!("[{text}]")),
             _ => out.push_str(&text),
         }
@@ -63,7 +63,8 @@ fn translate(text: &str, quoting: Quoting) -> String {
 /// An IPv4 address or range at the start of a text.
 struct Literal {
     address: Ipv4Addr,
-    bits: Option<u8>,
+    /// As written, also if it is too large: that must be too large in the image, too.
+    bits: Option<u16>,
     length: usize,
 }
 
@@ -73,7 +74,7 @@ impl Literal {
         let address = text[..end].parse().ok()?;
         let bits = text[end..].strip_prefix('/').and_then(|rest| {
             let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-            Some((rest[..digits].parse().ok().filter(|bits| *bits <= 32)?, 1 + digits))
+            Some((rest[..digits].parse().ok()?, 1 + digits))
         });
         Some(Literal {
             address,
@@ -86,7 +87,7 @@ impl Literal {
         let (address, bits) = match (self.address, self.bits) {
             (Ipv4Addr::UNSPECIFIED, Some(0)) => (Ipv6Addr::UNSPECIFIED, Some(0)),
             (address, bits) if address.is_loopback() => (Ipv6Addr::LOCALHOST, bits.map(|_| 128)),
-            (address, bits) => (image(address), bits.map(|bits| bits + IMAGE_BITS)),
+            (address, bits) => (image(address), bits.map(|bits| bits.saturating_add(u16::from(IMAGE_BITS)))),
         };
         match bits {
             Some(bits) => format!("{address}/{bits}"),
@@ -103,6 +104,7 @@ mod tests {
     fn objects() {
         assert_eq!(of_yaml("clusterIP: 10.96.0.10\n"), "clusterIP: \"fd00::a60:a\"\n");
         assert_eq!(of_yaml("[\"10.0.0.0/8\", 0.0.0.0/0]"), "[\"fd00::a00:0/104\", \"::/0\"]");
+        assert_eq!(of_yaml("[\" 10.0.0.1\", 10.0.0.1/33]"), "[\" fd00::a00:1\", \"fd00::a00:1/129\"]");
         assert_eq!(of_yaml("addressType: IPv4"), "addressType: IPv6");
         assert_eq!(of_yaml("version: v1.2.3.4, 1.2.3, 300.1.1.1"), "version: v1.2.3.4, 1.2.3, 300.1.1.1");
     }

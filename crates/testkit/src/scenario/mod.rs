@@ -76,8 +76,6 @@ struct Directives {
 /// A scenario in one variant, ready to run.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// For messages: the scenario's file name, and the variant if it is not the written one.
-    pub title: String,
     pub file: String,
     pub variant: Variant,
     pub config: Config,
@@ -171,12 +169,7 @@ impl Scenario {
     /// The steps of one variant.
     pub fn script(&self, variant: Variant) -> Result<Script, Complaint> {
         let file = file_name(&self.name);
-        let title = match variant {
-            Variant::Written => self.name.clone(),
-            Variant::Image => format!("{} ({variant})", self.name),
-        };
-        let mut script =
-            Script { title, file: file.clone(), variant, config: Config::default(), steps: Vec::new() };
+        let mut script = Script { file: file.clone(), variant, config: Config::default(), steps: Vec::new() };
         for (index, section) in self.archive.sections.iter().enumerate() {
             let section = match variant {
                 Variant::Written => section.clone(),
@@ -200,6 +193,15 @@ impl Scenario {
 }
 
 impl Script {
+    /// A complaint about a line of this script; says which variant was run if the line alone does not.
+    pub fn complaint(&self, line: usize, text: String) -> Complaint {
+        let text = match self.variant {
+            Variant::Written => text,
+            Variant::Image => format!("{text} ({})", self.variant),
+        };
+        Complaint { file: self.file.clone(), line, text }
+    }
+
     fn take(&mut self, index: usize, section: &Section) -> Result<(), (usize, String)> {
         let (word, argument) = section.name.split_once(' ').unwrap_or((&section.name, ""));
         let at_heading = |text: String| (section.line - 1, text);

@@ -42,7 +42,7 @@ pub struct Probe {
 pub enum Expect {
     Forward {
         to: Vec<Target>,
-        /// How many there are, where they are not worth listing: `to` is then a single `cN` that stands for all.
+        /// How many entries the pool has, where doubles are to be looked out for.
         count: Option<usize>,
         source: SourceSeen,
         stick: Option<Stick>,
@@ -174,7 +174,7 @@ impl Outcome {
             "drop" => Ok(Expect::Drop),
             "pass" => Ok(Expect::Pass),
             endpoints => Ok(Expect::Forward {
-                to: endpoints.split(',').map(Target::parse).collect::<Result<_, _>>()?,
+                to: endpoints.split(',').map(Target::parse_all).collect::<Result<Vec<_>, _>>()?.concat(),
                 count: self.count,
                 source: self.source.ok_or("endpoints need one of masq, nomasq, hairpin")?,
                 stick: self.stick,
@@ -184,6 +184,18 @@ impl Outcome {
 }
 
 impl Target {
+    /// One, or a span of them: `c1-c300`.
+    fn parse_all(text: &str) -> Result<Vec<Target>, String> {
+        let span = text.split_once('-').and_then(|(first, last)| {
+            let (first, last) = (first.strip_prefix('c')?, last.strip_prefix('c')?);
+            Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+        });
+        match span {
+            None => Ok(vec![Target::parse(text)?]),
+            Some(span) => span.map(|number| Target::parse(&format!("c{number}"))).collect(),
+        }
+    }
+
     fn parse(text: &str) -> Result<Target, String> {
         let (name, port) = match text.split_once(':') {
             None => (text, None),

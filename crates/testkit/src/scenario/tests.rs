@@ -30,7 +30,6 @@ fn script(text: &str, variant: Variant) -> Result<Script, Complaint> {
 #[test]
 fn steps_in_order() {
     let script = script(WEB, Variant::Written).unwrap();
-    assert_eq!(script.title, "web");
     assert_eq!(script.steps.len(), 5);
     assert_eq!(script.config.settings.node_port_addresses.len(), 2);
     let Action::Packets(lines) = &script.steps[1].action else { panic!("{:?}", script.steps[1]) };

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The third judge: a real kernel. Real packets in a lab, with the plan in force on node-a.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use dataplane::{Dataplane, Mode, Scope};
+use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
+use model::{Changes, Plan, Protocol, Update};
+
+use super::{Host, Judge};
+use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick, Target};
+
+/// How long to wait for what must come. Long, because a busy machine is no reason to fail.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for what must not come. Short: a slow answer then goes unnoticed, but is never taken for one.
+const SILENCE: Duration = Duration::from_millis(300);
+/// The same for TCP over IPv6: an ICMP error that comes back while `connect` still holds the socket, as it does over a
+/// veth pair, is only believed when the SYN is sent again, after a second (seen on Linux 6.18; IPv4 is faster).
+const SILENCE_TCP6: Duration = Duration::from_millis(1500);
+
+/// A lab, and a dataplane at work in it.
+pub struct Kernel {
+    mode: Mode,
+    lab: Lab,
+    host: Host,
+    dataplane: Box<dyn Dataplane>,
+    has_begun: bool,
+    /// Connections kept open, with what they were opened for.
+    flows: HashMap<String, (Flow, Probe)>,
+    /// Whom each source met last, by the beginning of the line.
+    met: HashMap<Beginning, Vec<Met>>,
+}
+
+type Beginning = (String, Protocol, SocketAddr);
+/// An endpoint by name and port.
+type Met = (String, u16);
+
+impl Kernel {
+    /// Needs the privileges to make namespaces.
+    pub fn new(mode: Mode) -> Result<Kernel, String> {
+        let lab = Lab::build(Layout::default()).map_err(text)?;
+        let node = lab.netns("node-a").map_err(text)?;
+        let dataplane = node.run(|| dataplane::open(mode, &dataplane::Config::default())).map_err(text)?;
+        Ok(Kernel {
+            mode,
+            dataplane: dataplane.map_err(text)?,
+            lab,
+            host: Host::default(),
+            has_begun: false,
+            flows: HashMap::new(),
+            met: HashMap::new(),
+        })
+    }
+}
+
+impl Judge for Kernel {
+    fn name(&self) -> String {
+        format!("kernel with {:?}", self.mode).to_lowercase()
+    }
+
+    /// Every endpoint that lives in the lab answers from the moment it is known, usable or not, so that a wrong
+    /// choice is seen.
+    fn observe(&mut self, updates: &[Update]) -> Result<(), String> {
+        for slice in updates.iter().filter_map(|update| match update {
+            Update::Slice(slice) => Some(slice),
+            _ => None,
+        }) {
+            for (endpoint, port) in
+                slice.endpoints.iter().flat_map(|e| slice.ports.iter().map(move |p| (e, p)))
+            {
+                if let Some(name) = name_of(endpoint.address) {
+                    let at = SocketAddr::new(endpoint.address, port.port);
+                    self.lab.respond(&name, transport(port.protocol), at).map_err(text)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn readdress(&mut self, extra: &[IpAddr]) -> Result<(), String> {
+        self.host.readdress(extra);
+        self.lab.readdress(extra).map_err(text)
+    }
+
+    fn changed(&mut self, plan: &Plan, changes: &Changes) -> Result<(), String> {
+        let scope = if self.has_begun { Scope::Only(changes) } else { Scope::All };
+        self.has_begun = true;
+        let dataplane = &mut self.dataplane;
+        let node = self.lab.netns("node-a").map_err(text)?;
+        node.run(|| {
+            dataplane.apply(plan, scope).map_err(text)?;
+            Ok(())
+        })
+        .map_err(text)?
+    }
+
+    fn wait(&mut self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn judge(&mut self, _plan: &Plan, line: &Line) -> Result<(), String> {
+        match &line.entry {
+            Entry::Flow { name, expect } => {
+                let (flow, probe) = self.flows.get_mut(name).ok_or("has no such flow")?;
+                let referee = Referee { host: &self.host, lab: &self.lab, probe, expect };
+                referee.hear(&flow.ask(referee.patience()), probe.sources[0]).map(drop)
+            }
+            Entry::Probe(probe) => {
+                let owner = self.lab.owner(probe.destination.ip());
+                self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
+                match &probe.flow {
+                    Some(name) => self.open(name, probe),
+                    None => self.probe(probe),
+                }
+            }
+        }
+    }
+
+    /// What was changed step by step must be what a new process would make of the plan at once.
+    fn finish(&mut self, plan: &Plan) -> Result<(), String> {
+        let mode = self.mode;
+        let node = self.lab.netns("node-a").map_err(text)?;
+        let applied = node
+            .run(|| {
+                let mut fresh = dataplane::open(mode, &dataplane::Config::default()).map_err(text)?;
+                fresh.apply(plan, Scope::All).map_err(text)
+            })
+            .map_err(text)??;
+        // Chains that are idle now may be left for a full turn to remove; elements may not.
+        if applied.added == 0 && applied.removed == 0 {
+            return Ok(());
+        }
+        Err(format!("a new process would change what it finds: {applied:?}"))
+    }
+}
+
+impl Kernel {
+    fn open(&mut self, name: &str, probe: &Probe) -> Result<(), String> {
+        let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let opened = self.lab.open(&probe.from, referee.route(probe.sources[0]), PATIENCE).map_err(text)?;
+        let mut flow = opened.map_err(|answer| said(&answer))?;
+        referee.hear(&flow.ask(referee.patience()), probe.sources[0])?;
+        self.flows.insert(name.to_owned(), (flow, probe.clone()));
+        Ok(())
+    }
+
+    /// New connections, as many as the expectation needs to be shown.
+    fn probe(&mut self, probe: &Probe) -> Result<(), String> {
+        let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let before = self.met.get(&beginning(probe));
+        let node = self.lab.netns(&probe.from).map_err(text)?;
+        let met = node
+            .run(|| match &probe.expect {
+                Expect::Forward { to, stick: None, .. } => referee.meet_all(to),
+                Expect::Forward { to, stick: Some(stick), .. } => referee.meet_again(to, *stick, before),
+                Expect::Reject | Expect::Drop | Expect::Pass => referee.once(),
+            })
+            .map_err(text)??;
+        self.met.insert(beginning(probe), met);
+        Ok(())
+    }
+}
+
+/// Asks, and compares the answers with one expectation. Asks in the namespace of the calling thread.
+#[derive(Clone, Copy)]
+struct Referee<'a> {
+    host: &'a Host,
+    lab: &'a Lab,
+    probe: &'a Probe,
+    expect: &'a Expect,
+}
+
+impl Referee<'_> {
+    fn route(&self, source: IpAddr) -> Route {
+        Route { source, destination: self.probe.destination, transport: transport(self.probe.protocol) }
+    }
+
+    fn patience(&self) -> Duration {
+        match (self.expect, self.probe.protocol) {
+            (Expect::Drop, Protocol::Tcp) if self.probe.destination.is_ipv6() => SILENCE_TCP6,
+            (Expect::Drop, _) => SILENCE,
+            _ => PATIENCE,
+        }
+    }
+
+    fn ask(&self, source: IpAddr) -> Result<Option<Met>, String> {
+        let answer = match Flow::open(self.route(source), self.patience()) {
+            Ok(mut flow) => flow.ask(self.patience()),
+            Err(answer) => answer,
+        };
+        self.hear(&answer, source)
+    }
+
+    fn once(&self) -> Result<Vec<Met>, String> {
+        self.ask(self.probe.sources[0]).map(|met| met.into_iter().collect())
+    }
+
+    /// Connects until every endpoint was met, and some times more, for one that should not be there. The bound is
+    /// such that an endpoint with its fair share is missed once in fifty million lines.
+    fn meet_all(&self, to: &[Target]) -> Result<Vec<Met>, String> {
+        let wanted = to.len().min(ENOUGH);
+        let count = to.len() as f64;
+        let least = 24.max(8 * wanted);
+        let most = least.max((count * (count.ln() + 18.0)).ceil() as usize);
+        let mut met = BTreeSet::new();
+        for attempt in 1..=most {
+            met.extend(self.ask(self.probe.sources[0])?);
+            if met.len() >= wanted && attempt >= least {
+                return Ok(met.into_iter().collect());
+            }
+        }
+        Err(format!("meets only {met:?} in {most} connections"))
+    }
+
+    /// Each source comes several times in a row, and must meet the same endpoint.
+    fn meet_again(&self, to: &[Target], stick: Stick, before: Option<&Vec<Met>>) -> Result<Vec<Met>, String> {
+        let mut all = Vec::new();
+        for source in &self.probe.sources {
+            let first = self.ask(*source)?.ok_or("is silent")?;
+            for _ in 0..3 {
+                let next = self.ask(*source)?.ok_or("is silent")?;
+                if next != first {
+                    return Err(format!("sends {source} to {next:?} after {first:?}"));
+                }
+            }
+            all.push(first);
+        }
+        let distinct: BTreeSet<&Met> = all.iter().collect();
+        let is_crowd = self.probe.sources.len() > 1;
+        match (stick, before) {
+            (Stick::Sticky, _) if is_crowd && distinct.len() < to.len() => {
+                Err(format!("sends so many clients to {distinct:?} only"))
+            }
+            (Stick::Sticky, _) => Ok(all),
+            (_, None) => Err("has nothing to compare with".to_owned()),
+            (Stick::Same, Some(before)) => {
+                let is_left = |(name, port): &Met| to.iter().any(|target| target.is(name, *port));
+                match all.iter().zip(before).find(|(now, before)| is_left(before) && now != before) {
+                    Some((now, before)) => Err(format!("sends a client of {before:?} to {now:?}")),
+                    None => Ok(all),
+                }
+            }
+            (Stick::Moved, Some(before)) if all == *before => Err("has forgotten nobody".to_owned()),
+            (Stick::Moved, Some(_)) => Ok(all),
+        }
+    }
+
+    /// Is this the answer that is expected? Returns who gave it.
+    fn hear(&self, answer: &Answer, source: IpAddr) -> Result<Option<Met>, String> {
+        match (self.expect, answer) {
+            (Expect::Reject, Answer::Refused) | (Expect::Drop, Answer::TimedOut) => Ok(None),
+            (Expect::Pass, Answer::Answered(reply)) => {
+                let owner = self.lab.owner(self.probe.destination.ip());
+                let is_untouched = reply.at == self.probe.destination && reply.source_seen.ip() == source;
+                if reply.by == owner && is_untouched { Ok(None) } else { Err(said(answer)) }
+            }
+            (Expect::Forward { to, source: seen, .. }, Answer::Answered(reply)) => {
+                let is_expected = to.iter().any(|target| target.is(&reply.by, reply.at.port()));
+                if !is_expected || !self.is_seen_as(*seen, reply, source) {
+                    return Err(said(answer));
+                }
+                Ok(Some((reply.by.clone(), reply.at.port())))
+            }
+            _ => Err(said(answer)),
+        }
+    }
+
+    /// node-a's own connections have its address either way; that they are masqueraded is for other judges.
+    fn is_seen_as(&self, expected: SourceSeen, reply: &Reply, source: IpAddr) -> bool {
+        let is_own_client = reply.by == self.probe.from;
+        let is_node = self.host.owns(reply.source_seen.ip());
+        match expected {
+            SourceSeen::Masqueraded => is_node,
+            SourceSeen::Hairpin => is_own_client && is_node,
+            SourceSeen::Original if is_own_client || self.probe.from == "node-a" => is_node,
+            SourceSeen::Original => reply.source_seen.ip() == source,
+        }
+    }
+}
+
+/// So many different endpoints are proof enough that all are used.
+const ENOUGH: usize = 16;
+
+fn beginning(probe: &Probe) -> Beginning {
+    (probe.from.clone(), probe.protocol, probe.destination)
+}
+
+fn transport(protocol: Protocol) -> Transport {
+    match protocol {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+        Protocol::Sctp => Transport::Sctp,
+    }
+}
+
+fn said(answer: &Answer) -> String {
+    match answer {
+        Answer::Answered(reply) => {
+            let source =
+                name_of(reply.source_seen.ip()).unwrap_or_else(|| reply.source_seen.ip().to_string());
+            format!("gets an answer from {} at {}, which saw {source}", reply.by, reply.at)
+        }
+        Answer::Refused => "is refused".to_owned(),
+        Answer::TimedOut => "gets no answer".to_owned(),
+        Answer::Other(errno) => format!("fails: {errno}"),
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who says what becomes of a packet. Each judge looks at another layer, so that a disagreement names the guilty one.
+
+mod kernel;
+mod oracle;
+mod simulator;
+
+use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
+
+pub use kernel::Kernel;
+use lab::address::{NODE_A, NODE_A_SECOND, Version, name_of};
+use model::{Address, Backend, Changes, Frontend, Origin, Outcome, Packet, Plan, Update};
+pub use oracle::Oracle;
+pub use simulator::Simulator;
+
+use crate::scenario::{Expect, Line, Probe, SourceSeen, Target};
+
+/// Follows a script step by step, and says of each line of packets whether it is so. An `Err` is a sentence for
+/// people; the caller adds file and line.
+pub trait Judge {
+    /// For messages: `oracle`, `kernel with nftables`.
+    fn name(&self) -> String;
+
+    /// These objects came or went; told before [`Judge::changed`].
+    fn observe(&mut self, _updates: &[Update]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// node-a has these extra addresses from now on; told before [`Judge::changed`].
+    fn readdress(&mut self, extra: &[IpAddr]) -> Result<(), String>;
+
+    /// The plan has become this one, by these changes.
+    fn changed(&mut self, plan: &Plan, changes: &Changes) -> Result<(), String>;
+
+    fn wait(&mut self, _time: Duration) {}
+
+    fn judge(&mut self, plan: &Plan, line: &Line) -> Result<(), String>;
+
+    /// The script is at its end.
+    fn finish(&mut self, plan: &Plan) -> Result<(), String>;
+}
+
+/// node-a as judges without a kernel must imagine it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Host {
+    extra: Vec<IpAddr>,
+}
+
+impl Host {
+    pub(crate) fn readdress(&mut self, extra: &[IpAddr]) {
+        self.extra = extra.to_vec();
+    }
+
+    /// The packets a probe begins with as they meet node-a, one for each source.
+    pub(crate) fn packets(&self, probe: &Probe) -> impl Iterator<Item = Packet> {
+        let destination = probe.destination.ip();
+        probe.sources.iter().map(move |source| Packet {
+            origin: origin(&probe.from),
+            source: *source,
+            destination,
+            destination_is_local: self.owns(destination),
+            protocol: probe.protocol,
+            port: probe.destination.port(),
+        })
+    }
+
+    pub(crate) fn owns(&self, address: IpAddr) -> bool {
+        let is_own = Version::BOTH
+            .iter()
+            .any(|version| address == version.address(NODE_A) || address == version.address(NODE_A_SECOND));
+        is_own || address.is_loopback() || self.extra.contains(&address)
+    }
+}
+
+/// Where packets of somebody enter node-a.
+fn origin(from: &str) -> Origin {
+    let interface = match from {
+        "node-a" => return Origin::Node,
+        "node-b" => "to-node-b",
+        "node-c" => "to-node-c",
+        "outside" => "to-outside",
+        "client" | "client2" | "clients" => "to-client",
+        pod => match pod.chars().next() {
+            Some('b') => "to-node-b",
+            Some('c') => "to-node-c",
+            _ => return Origin::Interface(format!("pod-{pod}").into()),
+        },
+    };
+    Origin::Interface(interface.into())
+}
+
+/// Compares an outcome, given without dice, with what a line expects.
+pub(crate) fn compare(probe: &Probe, plan: &Plan, outcome: &Outcome) -> Result<(), String> {
+    match (&probe.expect, outcome) {
+        (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Pass, Outcome::Pass) => {
+            Ok(())
+        }
+        (Expect::Forward { to, count, source, stick }, Outcome::Forward { backends, masquerade }) => {
+            let met: BTreeSet<(String, u16)> = backends.iter().map(place).collect();
+            let missing = to.iter().find(|target| !met.iter().any(|(name, port)| target.is(name, *port)));
+            let excess = met.iter().find(|(name, port)| !to.iter().any(|target| target.is(name, *port)));
+            if missing.is_some() || excess.is_some() {
+                return Err(format!("says {}", Said(outcome)));
+            }
+            if count.is_some_and(|count| count != backends.len()) {
+                return Err(format!("has {} entries", backends.len()));
+            }
+            match source {
+                SourceSeen::Masqueraded if !masquerade => return Err("does not masquerade".to_owned()),
+                SourceSeen::Original if *masquerade => return Err("masquerades".to_owned()),
+                _ => {}
+            }
+            match (stick, affinity(plan, probe)) {
+                (Some(_), false) => Err("has no affinity".to_owned()),
+                (None, true) => Err("has affinity".to_owned()),
+                _ => Ok(()),
+            }
+        }
+        _ => Err(format!("says {}", Said(outcome))),
+    }
+}
+
+/// Does what the probe is sent to have session affinity?
+fn affinity(plan: &Plan, probe: &Probe) -> bool {
+    let address = probe.destination.ip();
+    let ip =
+        Frontend { address: Address::Ip(address), protocol: probe.protocol, port: probe.destination.port() };
+    let node_port = Frontend { address: Address::NodePort(model::Family::of(address)), ..ip };
+    plan.decision(&ip)
+        .or_else(|| plan.decision(&node_port))
+        .is_some_and(|decision| decision.affinity.is_some())
+}
+
+impl Target {
+    pub(crate) fn is(&self, name: &str, port: u16) -> bool {
+        self.name == name && self.port.is_none_or(|expected| expected == port)
+    }
+}
+
+fn place(backend: &Backend) -> (String, u16) {
+    (name_of(backend.address).unwrap_or_else(|| backend.address.to_string()), backend.port)
+}
+
+/// An outcome in the words of the packet table.
+struct Said<'a>(&'a Outcome);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Outcome::Reject => f.write_str("reject"),
+            Outcome::Drop => f.write_str("drop"),
+            Outcome::Pass => f.write_str("pass"),
+            Outcome::Forward { backends, masquerade } => {
+                let names: Vec<String> =
+                    backends.iter().map(place).map(|(name, port)| format!("{name}:{port}")).collect();
+                write!(f, "{} {}", names.join(","), if *masquerade { "masq" } else { "nomasq" })
+            }
+        }
+    }
+}

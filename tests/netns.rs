@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Every scenario before the kernel: real packets, in namespaces of its own. Needs root.
+
+use std::{
+    path::Path,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use dataplane::Mode;
+use portolan_tests::{LIES, is_asked_for, lies, scenarios};
+use testkit::{
+    judge::{Judge, Kernel},
+    run::{Goldens, run},
+    scenario::{Complaint, Scenario, Variant},
+};
+
+/// Every dataplane goes through every scenario.
+const MODES: [Mode; 1] = [Mode::Nftables];
+
+/// Scenarios wait more than they work, so there may be more of them than processors.
+const AT_ONCE: usize = 6;
+
+#[test]
+fn the_kernel_agrees_with_every_scenario() {
+    if !can_build_a_lab() {
+        return;
+    }
+    let scenarios = Scenario::load_all(&scenarios()).expect("scenarios can be read");
+    let jobs: Vec<(&Scenario, Variant, Mode)> = scenarios
+        .iter()
+        .filter(|scenario| is_asked_for(&scenario.name) && scenario.no_kernel().is_none())
+        .flat_map(|scenario| scenario.variants().iter().map(move |variant| (scenario, *variant)))
+        .flat_map(|(scenario, variant)| MODES.map(|mode| (scenario, variant, mode)))
+        .collect();
+    let complaints = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE.min(jobs.len()) {
+            scope.spawn(|| {
+                while let Some((scenario, variant, mode)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = judge(scenario, *variant, *mode);
+                    complaints.lock().expect("nobody panics while he adds one").extend(found);
+                }
+            });
+        }
+    });
+    let mut complaints: Vec<String> =
+        complaints.into_inner().expect("all threads are done").iter().map(ToString::to_string).collect();
+    complaints.sort();
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+fn judge(scenario: &Scenario, variant: Variant, mode: Mode) -> Vec<Complaint> {
+    match Kernel::new(mode) {
+        Ok(kernel) => run(scenario, variant, &mut [Box::new(kernel) as Box<dyn Judge>], Goldens::Compare),
+        Err(text) => vec![Complaint { file: scenario.name.clone(), line: 1, text }],
+    }
+}
+
+#[test]
+fn the_kernel_sees_through_lies() {
+    if !can_build_a_lab() {
+        return;
+    }
+    let scenario = Scenario::parse(Path::new("lies.txtar"), LIES).expect("the lies are well formed");
+    for (variant, mode) in [(Variant::Written, MODES[0]), (Variant::Image, MODES[0])] {
+        let complaints = judge(&scenario, variant, mode);
+        let lines: Vec<usize> = complaints.iter().map(|complaint| complaint.line).collect();
+        assert_eq!(lines, lies(), "{mode:?}, {variant}: {complaints:#?}");
+    }
+}
+
+/// Says so if not; and where a CI promises it, that is a failure.
+fn can_build_a_lab() -> bool {
+    match Kernel::new(Mode::None) {
+        Ok(_) => true,
+        Err(reason) => {
+            assert!(std::env::var_os("CI").is_none(), "no lab can be built: {reason}");
+            eprintln!("skipped: no lab can be built: {reason}");
+            false
+        }
+    }
+}
