@@ -19,8 +19,9 @@ impl Resource for object::Node {
     }
 
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
-        let metadata = self.metadata.clone().unwrap_or_default();
-        let mut subject = Subject { kind: "Node", metadata: &metadata, scope };
+        let nameless = Metadata::default();
+        let metadata = self.metadata.as_ref().unwrap_or(&nameless);
+        let mut subject = Subject { kind: "Node", metadata, scope };
         if metadata.name().is_empty() {
             subject.problem("", Reason::NoName, "");
             return Lowered::Refused;
@@ -28,13 +29,13 @@ impl Resource for object::Node {
         if metadata.name() != subject.scope.node_name {
             return Lowered::Ignored;
         }
-        let spec = self.spec.clone().unwrap_or_default();
-        let tainted = spec.taints.iter().any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED));
+        let mut taints = self.spec.iter().flat_map(|spec| &spec.taints);
+        let tainted = taints.any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED));
         let zone = metadata.label(ZONE).filter(|zone| !zone.is_empty());
         Lowered::Object(Update::Node(Node {
             name: subject.string(metadata.name()),
             addresses: addresses(&mut subject, self.status.as_ref()),
-            pod_cidrs: pod_cidrs(&mut subject, &spec),
+            pod_cidrs: pod_cidrs(&mut subject, self.spec.as_ref()),
             zone: zone.map(|zone| subject.string(zone)),
             eligible: !tainted && metadata.deletion_timestamp.is_none(),
         }))
@@ -66,9 +67,9 @@ fn addresses(subject: &mut Subject<'_, '_>, status: Option<&NodeStatus>) -> PerF
     first
 }
 
-fn pod_cidrs(subject: &mut Subject<'_, '_>, spec: &NodeSpec) -> PerFamily<Option<IpNet>> {
+fn pod_cidrs(subject: &mut Subject<'_, '_>, spec: Option<&NodeSpec>) -> PerFamily<Option<IpNet>> {
     let mut first: PerFamily<Option<IpNet>> = PerFamily::default();
-    for (at, text) in spec.pod_cidrs.iter().enumerate() {
+    for (at, text) in spec.iter().flat_map(|spec| &spec.pod_cidrs).enumerate() {
         match parse_cidr(text) {
             Some(net) => {
                 first[Family::of(net.addr())].get_or_insert(net);

@@ -24,8 +24,9 @@ impl Resource for object::Service {
     }
 
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
-        let metadata = self.metadata.clone().unwrap_or_default();
-        let mut subject = Subject { kind: "Service", metadata: &metadata, scope };
+        let nameless = Metadata::default();
+        let metadata = self.metadata.as_ref().unwrap_or(&nameless);
+        let mut subject = Subject { kind: "Service", metadata, scope };
         let Some((namespace, name)) = namespaced(&mut subject) else {
             return Lowered::Refused;
         };
@@ -33,7 +34,7 @@ impl Resource for object::Service {
             subject.problem("spec", Reason::NoClusterIp, "");
             return Lowered::Refused;
         };
-        if is_not_ours(&metadata, spec) {
+        if is_not_ours(metadata, spec) {
             return Lowered::Ignored;
         }
         let cluster_ips = cluster_ips(&mut subject, spec);

@@ -16,8 +16,9 @@ impl Resource for object::ServiceCidr {
     }
 
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
-        let metadata = self.metadata.clone().unwrap_or_default();
-        let mut subject = Subject { kind: "ServiceCIDR", metadata: &metadata, scope };
+        let nameless = Metadata::default();
+        let metadata = self.metadata.as_ref().unwrap_or(&nameless);
+        let mut subject = Subject { kind: "ServiceCIDR", metadata, scope };
         if metadata.name().is_empty() {
             subject.problem("", Reason::NoName, "");
             return Lowered::Refused;

@@ -22,8 +22,9 @@ impl Resource for object::EndpointSlice {
     }
 
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
-        let metadata = self.metadata.clone().unwrap_or_default();
-        let mut subject = Subject { kind: "EndpointSlice", metadata: &metadata, scope };
+        let nameless = Metadata::default();
+        let metadata = self.metadata.as_ref().unwrap_or(&nameless);
+        let mut subject = Subject { kind: "EndpointSlice", metadata, scope };
         let Some((namespace, name)) = namespaced(&mut subject) else {
             return Lowered::Refused;
         };
