@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     access::{Access, Pass, sentence},
     backoff::{Backoff, Random},
+    pages::Page,
     protocol::{Act, Ask, Next, Protocol, Trouble},
     status::Status,
     wire::{self, Format, Frames},
@@ -177,16 +178,20 @@ impl<R: Resource> Follower<R> {
         }
     }
 
-    async fn take_page(&mut self, format: Format, body: Body) -> Result<(), Stop> {
-        let body = collect(body, MAX_LIST).await?;
-        let page = wire::page(format, body)?;
-        self.shared.status.heard(R::KIND);
-        for item in page.items {
-            if let Some(update) = self.present(item.object(), Stage::List) {
-                self.send(update).await?;
+    async fn take_page(&mut self, format: Format, mut body: Body) -> Result<(), Stop> {
+        let mut page = Page::new(format);
+        while let Some(bytes) = next_bytes(&mut body, LIST_IDLE).await? {
+            self.shared.status.heard(R::KIND);
+            page.push(&bytes);
+            drop(bytes);
+            while let Some(item) = page.next()? {
+                if let Some(update) = self.present(item.object(), Stage::List) {
+                    self.send(update).await?;
+                }
             }
         }
-        if self.protocol.page(page.version, page.token) {
+        let (version, token) = page.finish()?;
+        if self.protocol.page(version, token) {
             self.end_list().await?;
         }
         Ok(())
@@ -199,12 +204,9 @@ impl<R: Resource> Follower<R> {
             if matches!(self.protocol.ask(), Ask::Watch { .. }) { Stage::Watch } else { Stage::List };
         loop {
             let patience = if stage == Stage::List { LIST_IDLE } else { IDLE };
-            let frame = match timeout(patience, body.frame()).await.map_err(|_| Trouble::Idle)? {
-                Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Err(Trouble::Transport(sentence(&error)).into()),
-                None => return Err(Trouble::Closed { lived: opened.elapsed() }.into()),
+            let Some(bytes) = next_bytes(&mut body, patience).await? else {
+                return Err(Trouble::Closed { lived: opened.elapsed() }.into());
             };
-            let Ok(bytes) = frame.into_data() else { continue };
             self.shared.status.heard(R::KIND);
             frames.push(&bytes);
             drop(bytes);
@@ -416,18 +418,31 @@ async fn refusal(status: StatusCode, headers: &HeaderMap, format: Option<Format>
     }
 }
 
-/// A body in one piece, if it is not larger than allowed and keeps coming.
+/// A body in one piece, or the beginning of it.
 async fn collect(mut body: Body, limit: usize) -> Result<Bytes, Trouble> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = timeout(LIST_IDLE, body.frame()).await.map_err(|_| Trouble::Idle)? {
-        let frame = frame.map_err(|error| Trouble::Transport(sentence(&error)))?;
-        let Ok(bytes) = frame.into_data() else { continue };
-        if whole.len() + bytes.len() > limit {
-            return Err(Trouble::Malformed(format!("more than {limit} bytes")));
-        }
+    while whole.len() < limit
+        && let Some(bytes) = next_bytes(&mut body, LIST_IDLE).await?
+    {
         whole.extend_from_slice(&bytes);
     }
     Ok(whole.freeze())
+}
+
+/// What comes next of a body; nothing at its end.
+async fn next_bytes(body: &mut Body, patience: Duration) -> Result<Option<Bytes>, Trouble> {
+    loop {
+        match timeout(patience, body.frame()).await.map_err(|_| Trouble::Idle)? {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(Trouble::Transport(sentence(&error))),
+            // Anything but data is a trailer, which we did not ask for.
+            Some(Ok(frame)) => {
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+        }
+    }
 }
 
 fn content_type(headers: &HeaderMap) -> Option<&str> {
@@ -445,5 +460,4 @@ const IDLE: Duration = Duration::from_secs(150);
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 const PAGE: &str = "500";
-const MAX_LIST: usize = 1 << 30;
 const MAX_ERROR: usize = 64 << 10;

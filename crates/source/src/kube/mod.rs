@@ -8,13 +8,14 @@
 //!
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
-//! - `wire`: frames and pages
+//! - `wire`, `pages`: events and lists, as they arrive
 //! - `access`: credentials and the client
 //! - `backoff`, `status`
 
 mod access;
 mod backoff;
 mod follow;
+mod pages;
 mod protocol;
 mod status;
 mod wire;
@@ -92,9 +93,14 @@ pub fn fuzz_wire(bytes: &[u8]) {
                 lower(format.object::<R>(event.object));
             }
         }
-        if let Ok(page) = wire::page(format, bytes.clone()) {
-            page.items.into_iter().for_each(|item| lower(item.object::<R>()));
+        let mut page = pages::Page::new(format);
+        for chunk in bytes.chunks(97) {
+            page.push(&bytes::Bytes::copy_from_slice(chunk));
+            while let Ok(Some(item)) = page.next() {
+                lower(item.object::<R>());
+            }
         }
+        let _ = page.finish();
         lower(format.object::<R>(bytes.clone()));
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The API server's answers: frames of a watch and pages of a list, in protobuf or JSON. Objects are left as bytes
-//! until they are wanted, and are decoded one by one, so that a bad one spoils only itself.
+//! The API server's answers: objects and the frames of a watch, in protobuf or JSON. Objects are left as bytes until
+//! they are wanted, and are decoded one by one, so that a bad one spoils only itself.
 
 use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
@@ -164,50 +164,6 @@ impl Frames {
     }
 }
 
-/// A page of a list.
-#[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) version: String,
-    pub(crate) token: Option<String>,
-    pub(crate) items: Vec<Item>,
-}
-
-/// An object of a page; those of a protobuf list have no envelope of their own.
-#[derive(Debug)]
-pub(crate) struct Item(Format, Bytes);
-
-impl Item {
-    pub(crate) fn object<R: Resource>(self) -> Result<R, String> {
-        match self.0 {
-            Format::Protobuf => R::decode(self.1).map_err(|error| error.to_string()),
-            Format::Json => self.0.object(self.1),
-        }
-    }
-}
-
-pub(crate) fn page(format: Format, body: Bytes) -> Result<Page, Trouble> {
-    let malformed = |error: String| Trouble::Malformed(format!("a list that cannot be read: {error}"));
-    let (metadata, items) = match format {
-        Format::Protobuf => {
-            let list = unwrap(body).and_then(|raw| List::decode(raw).map_err(|error| error.to_string()));
-            let list = list.map_err(malformed)?;
-            (list.metadata, list.items)
-        }
-        Format::Json => {
-            let list: JsonList<'_> =
-                serde_json::from_slice(&body).map_err(|error| malformed(error.to_string()))?;
-            let items = list.items.unwrap_or_default();
-            (list.metadata, items.iter().map(|item| body.slice_ref(item.get().as_bytes())).collect())
-        }
-    };
-    let Some(metadata) = metadata else { return Err(malformed("it has no metadata".into())) };
-    Ok(Page {
-        version: metadata.resource_version.unwrap_or_default(),
-        token: metadata.token.filter(|token| !token.is_empty()),
-        items: items.into_iter().map(|item| Item(format, item)).collect(),
-    })
-}
-
 /// Takes off the envelope of a protobuf object: four bytes of magic and a `runtime.Unknown`.
 fn unwrap(bytes: Bytes) -> Result<Bytes, String> {
     if !bytes.starts_with(b"k8s\0") {
@@ -260,34 +216,9 @@ struct Status {
     code: Option<i32>,
 }
 
-#[derive(Clone, PartialEq, Message, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ListMetadata {
-    #[prost(string, optional, tag = "2")]
-    resource_version: Option<String>,
-    #[prost(string, optional, tag = "3")]
-    #[serde(rename = "continue")]
-    token: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct List {
-    #[prost(message, optional, tag = "1")]
-    metadata: Option<ListMetadata>,
-    #[prost(bytes = "bytes", repeated, tag = "2")]
-    items: Vec<Bytes>,
-}
-
-#[derive(Deserialize)]
-struct JsonList<'a> {
-    metadata: Option<ListMetadata>,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// The store behind the API does not take objects of more than a few MiB.
-const MAX_FRAME: usize = 16 << 20;
+pub(crate) const MAX_FRAME: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -366,27 +297,5 @@ mod tests {
         let mut frames = Frames::new(Format::Json);
         frames.push(&Bytes::from_static(b"nonsense\n"));
         assert!(matches!(frames.next(), Err(Trouble::Malformed(_))));
-    }
-
-    #[test]
-    fn pages_are_read_and_a_bad_item_spoils_only_itself() {
-        let good = slice("3").encode_to_vec();
-        let metadata = ListMetadata { resource_version: Some("8".into()), token: Some("more".into()) };
-        let list =
-            List { metadata: Some(metadata), items: vec![good.into(), Bytes::from_static(b"\xff\xff")] };
-        let page = page(Format::Protobuf, envelope(&list)).unwrap();
-        assert_eq!((page.version.as_str(), page.token.as_deref()), ("8", Some("more")));
-        let items: Vec<_> = page.items.into_iter().map(Item::object::<EndpointSlice>).collect();
-        assert_eq!(items[0], Ok(slice("3")));
-        assert!(items[1].is_err());
-
-        let json =
-            br#"{"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"a"}},{"endpoints":7}]}"#;
-        let page = super::page(Format::Json, Bytes::from_static(json)).unwrap();
-        assert_eq!(page.token, None);
-        let items: Vec<_> = page.items.into_iter().map(Item::object::<EndpointSlice>).collect();
-        assert!(items[0].is_ok() && items[1].is_err());
-        let null = Bytes::from_static(br#"{"metadata":{},"items":null}"#);
-        assert!(super::page(Format::Json, null).unwrap().items.is_empty());
     }
 }
