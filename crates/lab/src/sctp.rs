@@ -56,10 +56,10 @@ impl Segment {
             return None;
         }
         let chunk = packet.get(HEADER..)?;
-        let chunk = match chunk.first()? {
-            &INIT => Chunk::Init { tag: be32(chunk, 4)? },
-            &INIT_ACK => Chunk::InitAck { tag: be32(chunk, 4)?, cookie: cookie(chunk)?.to_vec() },
-            &ABORT => Chunk::Abort,
+        let chunk = match *chunk.first()? {
+            INIT => Chunk::Init { tag: be32(chunk, 4)? },
+            INIT_ACK => Chunk::InitAck { tag: be32(chunk, 4)?, cookie: cookie(chunk)?.to_vec() },
+            ABORT => Chunk::Abort,
             _ => return None,
         };
         Some(Segment {

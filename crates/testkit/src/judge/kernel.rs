@@ -5,11 +5,12 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
+    sync::mpsc,
     thread,
     time::Duration,
 };
 
-use dataplane::{Dataplane, Mode, Scope};
+use dataplane::{Dataplane, Mode, Scope, conntrack::Sweeper};
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
 use model::{Changes, Plan, Protocol, Update};
 
@@ -95,7 +96,7 @@ impl Judge for Kernel {
         let node = self.lab.netns("node-a").map_err(text)?;
         node.run(|| {
             dataplane.apply(plan, scope).map_err(text)?;
-            Ok(())
+            sweep(plan, changes)
         })
         .map_err(text)?
     }
@@ -282,6 +283,15 @@ impl Referee<'_> {
             SourceSeen::Original => reply.source_seen.ip() == source,
         }
     }
+}
+
+/// Removes the flows that a change made stale, and waits until that is done.
+fn sweep(plan: &Plan, changes: &Changes) -> Result<(), String> {
+    let (report, reports) = mpsc::channel();
+    let sweeper = Sweeper::start(move |outcome| drop(report.send(outcome))).map_err(text)?;
+    sweeper.add(plan, changes);
+    drop(sweeper);
+    reports.iter().try_for_each(|outcome| outcome.map(drop).map_err(text))
 }
 
 /// So many different endpoints are proof enough that all are used.
