@@ -11,16 +11,13 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError, mpsc as channel},
+    sync::{Arc, mpsc as channel},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use dataplane::{
-    Dataplane,
-    conntrack::{Sweeper, Swept},
-};
-use model::{Family, PerFamily, Settings, Update};
+use dataplane::Dataplane;
+use model::{DetectLocal, Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
 use tokio::{
@@ -37,10 +34,10 @@ use crate::{
     endpoints::Endpoints,
     feed::Feed,
     flags::Source,
-    health, host, http,
+    flows, health, host, http,
     metrics::{self, Metrics, ip_family},
     pace::Pacer,
-    reconcile::{Ports, Reconciler, Sweep},
+    reconcile::{Ports, Reconciler},
     status::Status,
 };
 
@@ -97,22 +94,29 @@ impl Proxy {
             metrics: Arc::clone(&metrics),
         };
         let settings = settings(&config, &checked, node_name, families);
+        warn(&settings.detect_local);
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
         let pacer = Pacer::new(checked.min_sync_period, MAX_BACKOFF);
         let make = move || {
             // In the thread of the loop, so that it is in its network namespace.
-            let ports = Ports { sweep: sweeper(&ports.metrics), ..ports };
+            let ports = Ports { sweep: flows::sweep(&ports.status, &ports.metrics), ..ports };
             Reconciler::new(settings, ports, pacer, from_files)
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();
         spawn("host", netns, move || host::watch(&host))?;
+        let api = feed.api();
         feed.start(&runtime, updates, Arc::clone(&problems));
 
         let (fatal_sender, fatal) = mpsc::channel(1);
-        let endpoints =
-            Endpoints { metrics: Arc::clone(&metrics), problems: Arc::clone(&problems), config, started };
+        let endpoints = Endpoints {
+            metrics: Arc::clone(&metrics),
+            problems: Arc::clone(&problems),
+            api,
+            config,
+            started,
+        };
         serve(&runtime, &checked, (&status, endpoints), &fatal_sender);
         let families: Vec<_> = status.served().map(ip_family).collect();
         let version = env!("CARGO_PKG_VERSION");
@@ -172,6 +176,16 @@ fn available(mode: Mode) -> Result<dataplane::Mode, String> {
         other => Err(format!(
             "this build has no {other} mode yet, only nftables; leave the mode empty or set it so"
         )),
+    }
+}
+
+/// What is not wrong, but will surprise.
+fn warn(detect_local: &DetectLocal) {
+    if let DetectLocal::ClusterCidr(PerFamily { v4: None, v6: None }) = detect_local {
+        tracing::warn!(
+            "without --cluster-cidr (or another --detect-local-mode) pods cannot be told from others: \
+             connections to cluster IPs are never masqueraded"
+        );
     }
 }
 
@@ -235,37 +249,6 @@ fn reconcile(
     })?;
     opened.recv().unwrap_or_else(|_| Err("the reconcile thread could not start".to_owned()))?;
     Ok(thread)
-}
-
-/// Stale flows are looked for beside the loop: a large connection table must not delay the next change.
-fn sweeper(metrics: &Arc<Metrics>) -> Sweep {
-    let asked: Arc<Mutex<Option<Instant>>> = Arc::default();
-    let (asked_by_report, metrics) = (Arc::clone(&asked), Arc::clone(metrics));
-    let report = move |outcome: Result<Swept, netlink::Error>| {
-        let since = asked_by_report.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match outcome {
-            Ok(swept) => {
-                tracing::debug!(seen = swept.seen, deleted = swept.deleted, "looked for stale flows");
-                metrics.stale_flows.with(&[]).add(swept.deleted as u64);
-                if let Some(since) = since {
-                    metrics.sweep.with(&[]).observe(since.elapsed().as_secs_f64());
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot look for stale flows; they may reach endpoints that are gone")
-            }
-        }
-    };
-    match Sweeper::start(report) {
-        Ok(sweeper) => Box::new(move |plan, changes| {
-            asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
-            sweeper.add(plan, changes);
-        }),
-        Err(error) => {
-            tracing::warn!(%error, "no access to tracked connections; stale UDP flows stay until they time out");
-            Box::new(|_, _| {})
-        }
-    }
 }
 
 /// Health and metrics, each where it is configured.

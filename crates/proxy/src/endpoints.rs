@@ -6,8 +6,9 @@
 use std::{sync::Arc, time::SystemTime};
 
 use hyper::{Request, Response, StatusCode, body::Incoming};
+use model::Kind;
 use serde_json::json;
-use source::Problems;
+use source::{Problems, kube};
 
 use crate::{
     clock,
@@ -20,6 +21,8 @@ use crate::{
 pub struct Endpoints {
     pub metrics: Arc<Metrics>,
     pub problems: Arc<Problems>,
+    /// How the connections to the API server fare, if there are any.
+    pub api: Option<Arc<kube::Status>>,
     pub config: Config,
     pub started: SystemTime,
 }
@@ -48,25 +51,51 @@ impl Endpoints {
 
     fn metrics(&self) -> Answer {
         let mut text = self.metrics.render();
-        self.problems(&mut text);
+        let problems = self.problems.counts().filter(|(_, count)| *count > 0);
+        let problems: Vec<_> = problems.map(|(reason, count)| (reason.label(), count)).collect();
+        let help = "Objects, or parts of them, that could not be used.";
+        series(&mut text, ("portolan_bad_objects_total", "counter", help), "reason", &problems);
+        self.api(&mut text);
         let response = Response::builder()
             .header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             .header("Process-Start-Time-Unix", clock::unix_secs(self.started).trunc() as u64);
         response.body(body(text)).expect("constant headers are valid")
     }
 
-    /// Problems keep their own counters; reasons that never occurred are left out.
-    fn problems(&self, text: &mut String) {
-        let mut counts = self.problems.counts().filter(|(_, count)| *count > 0).peekable();
-        if counts.peek().is_some() {
-            text.push_str(
-                "# HELP portolan_bad_objects_total Objects, or parts of them, that could not be used.\n",
-            );
-            text.push_str("# TYPE portolan_bad_objects_total counter\n");
-        }
-        for (reason, count) in counts {
-            text.push_str(&format!("portolan_bad_objects_total{{reason=\"{}\"}} {count}\n", reason.label()));
-        }
+    fn api(&self, text: &mut String) {
+        let Some(api) = &self.api else { return };
+        let kinds = Kind::ALL.map(|kind| (label(kind), api.of(kind)));
+        let mut write = |name, kind, help, value: fn(&kube::KindStatus) -> u64| {
+            let samples: Vec<_> = kinds.iter().map(|(kind, status)| (*kind, value(status))).collect();
+            series(text, (name, kind, help), "kind", &samples);
+        };
+        write("portolan_api_connected", "gauge", "A list or watch is open now.", |status| {
+            status.connected.into()
+        });
+        write("portolan_api_lists_total", "counter", "Lists begun.", |status| status.lists);
+        write("portolan_api_watches_total", "counter", "Watches opened.", |status| status.watches);
+        let help = "Lists and watches that ended otherwise than in good order.";
+        write("portolan_api_failures_total", "counter", help, |status| status.failures);
+    }
+}
+
+fn label(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "Service",
+        Kind::EndpointSlice => "EndpointSlice",
+        Kind::Node => "Node",
+        Kind::ServiceCidr => "ServiceCIDR",
+    }
+}
+
+/// Series that others count, written out. Without samples there is nothing.
+fn series(text: &mut String, (name, kind, help): (&str, &str, &str), label: &str, samples: &[(&str, u64)]) {
+    if samples.is_empty() {
+        return;
+    }
+    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    for (value, count) in samples {
+        text.push_str(&format!("{name}{{{label}=\"{value}\"}} {count}\n"));
     }
 }
 
@@ -83,6 +112,7 @@ mod tests {
         Endpoints {
             metrics: Arc::new(Metrics::new(SystemTime::UNIX_EPOCH)),
             problems: Arc::default(),
+            api: Some(Arc::default()),
             config,
             started: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_500),
         }

@@ -54,6 +54,14 @@ impl Feed {
         }
     }
 
+    /// How the connections to the API server fare, if there are any.
+    pub fn api(&self) -> Option<Arc<kube::Status>> {
+        match self {
+            Feed::Kube { status, .. } => Some(Arc::clone(status)),
+            Feed::File { .. } => None,
+        }
+    }
+
     /// Runs it until nobody receives any more. A source that panics is started again: it lists everything
     /// anew, so nothing is lost.
     pub fn start(self, runtime: &Runtime, updates: Sender<Update>, problems: Arc<Problems>) {

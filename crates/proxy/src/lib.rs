@@ -8,6 +8,7 @@
 //! - [`flags`], [`config`], [`syntax`]: what the operator said
 //! - [`app`]: all wiring; [`feed`] is the source in it
 //! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
+//! - [`flows`], [`drift`]: what works beside it: stale flows, and what others change
 //! - [`host`]: this machine's name, families and addresses
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`endpoints`], [`http`]: who asks
 //! - [`log`], [`clock`]: lines and times
@@ -18,9 +19,11 @@ pub mod app;
 pub mod clock;
 pub mod cmd;
 pub mod config;
+pub mod drift;
 pub mod endpoints;
 pub mod feed;
 pub mod flags;
+pub mod flows;
 pub mod health;
 pub mod host;
 pub mod http;

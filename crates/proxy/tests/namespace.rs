@@ -111,6 +111,14 @@ fn files_are_served_followed_and_left_in_force() {
     proxy.status.commit_after(seen, PATIENCE).expect("the change was seen");
     assert_eq!(answers(&lab, "client", port), ["a1", "b2"]);
 
+    // Somebody else removes it all: it is noticed and mended.
+    let mut batch = netlink::nft::Batch::new();
+    let table = netlink::nft::TableRef { family: netlink::Family::V4, name: "portolan" };
+    batch.delete_table(0, table, netlink::nft::Delete::Existing);
+    netlink::nft::Nft::open_in(&node).expect("open").commit(&batch).expect("the table is there");
+    until("the table is back", || answers(&lab, "client", port) == ["a1", "b2"]);
+    assert!(proxy.metrics.drift.with(&[]).value() > 0);
+
     // Stopped: everything stays in force.
     drop(proxy);
     assert_eq!(answers(&lab, "client", port), ["a1", "b2"]);
@@ -235,7 +243,9 @@ fn the_demo_succeeds_and_leaves_a_transcript() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(!text.contains('\x1b'), "no terminal, no colours");
-    for words in ["b1 is taken out", "without b1", "b1 is put back", " 0 failed, 0 to b1 after it was gone"] {
+    for words in
+        ["b1 is taken out", "without b1", "b1 is put back", ": 0 failed, 0 went to b1 after it had gone"]
+    {
         assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 }

@@ -15,7 +15,7 @@ mod tests;
 use std::net::IpAddr;
 
 use hashbrown::HashMap;
-use model::{Address, Backend, Family, FlowRule, Frontend, Protocol};
+use model::{Address, Backend, Family, FlowRule, Frontend, PerFamily, Protocol};
 use netlink::{
     Transport,
     conntrack::{Conntrack, Ends, Filter, Flow},
@@ -119,6 +119,8 @@ pub struct Swept {
     pub seen: usize,
     /// Flows that were stale and are gone now.
     pub deleted: usize,
+    /// The same, by family.
+    pub by_family: PerFamily<usize>,
 }
 
 /// Deletes exactly the stale flows. `serves` tells on which addresses node ports are served.
@@ -143,6 +145,7 @@ pub fn sweep<T: Transport>(
                 deleted += usize::from(conntrack.delete(flow)?);
             }
             swept.deleted += deleted;
+            swept.by_family[family] += deleted;
             // What cannot be deleted would be found for ever.
             if found.len() < AT_ONCE || deleted == 0 {
                 break;

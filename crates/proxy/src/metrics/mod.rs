@@ -38,6 +38,10 @@ macro_rules! metrics {
 }
 
 metrics! {
+    stale_flows: Counter = "kubeproxy_conntrack_reconciler_deleted_entries_total"
+        "[ALPHA] Tracked flows removed because their endpoint went away." ["ip_family"] Counter::default;
+    sweep: Histogram = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
+        "[ALPHA] From a change in force to the removal of the flows it made stale." ["ip_family"] sync_buckets;
     network_programming: Histogram = "kubeproxy_network_programming_duration_seconds"
         "[ALPHA] From the change of a pod or service to its commit in the kernel." ["ip_family"] programming_buckets;
     healthz: Counter = "kubeproxy_proxy_healthz_total"
@@ -71,16 +75,14 @@ metrics! {
         "The version that runs; always 1." ["version"] Gauge::default;
     conflicts: Counter = "portolan_conflicts_total"
         "Frontends that two services claim; the older service keeps them." [] Counter::default;
+    drift: Counter = "portolan_drift_total"
+        "Changes by others to what is ours in the kernel; each is undone." [] Counter::default;
     frontends: Gauge = "portolan_frontends"
         "Addresses and ports that are served." [] Gauge::default;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"
         "From the receipt of a change to its commit in the kernel." [] fine_buckets;
-    stale_flows: Counter = "portolan_stale_flows_deleted_total"
-        "Tracked flows removed because their endpoint went away." [] Counter::default;
-    sweep: Histogram = "portolan_stale_flows_duration_seconds"
-        "From a change in force to the removal of the flows it made stale." [] fine_buckets;
 }
 
 impl Metrics {

@@ -22,7 +22,7 @@ use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Setting
 use tokio::sync::{Notify, mpsc::Receiver};
 
 use crate::{
-    clock, host,
+    clock, drift, host,
     metrics::{Metrics, ip_family},
     pace::Pacer,
     status::Status,
@@ -57,6 +57,8 @@ pub struct Reconciler {
     plan: Plan,
     ports: Ports,
     dataplane: Option<Box<dyn Dataplane>>,
+    /// Rings when somebody else changed what the dataplane holds.
+    drift: Arc<Notify>,
     pacer: Pacer,
     /// The next write has to be complete: the first one, and after an error.
     complete: bool,
@@ -91,11 +93,13 @@ impl Reconciler {
         stand_in: bool,
     ) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
+        let drift = drift::watch(&*dataplane, &ports.metrics);
         Ok(Reconciler {
             world: World::new(settings),
             plan: Plan::new(),
             ports,
             dataplane: Some(dataplane),
+            drift,
             pacer,
             complete: true,
             blank: true,
@@ -123,10 +127,15 @@ impl Reconciler {
         let mut next: Option<Instant> = None;
         loop {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
+            let drift = Arc::clone(&self.drift);
             let going_on = runtime.block_on(async {
                 tokio::select! {
                     received = updates.recv_many(&mut batch, BATCH) => received > 0,
                     () = tokio::time::sleep_until(due.into()) => true,
+                    () = drift.notified() => {
+                        self.complete = true;
+                        true
+                    }
                     () = stop.notified() => false,
                 }
             });
@@ -249,7 +258,11 @@ impl Reconciler {
         }
         let dataplane = match &mut self.dataplane {
             Some(dataplane) => dataplane,
-            none => none.insert((self.ports.open)()?),
+            none => {
+                let dataplane = (self.ports.open)()?;
+                self.drift = drift::watch(&*dataplane, &self.ports.metrics);
+                none.insert(dataplane)
+            }
         };
         let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
         let applied = dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;

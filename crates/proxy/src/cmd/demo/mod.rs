@@ -146,7 +146,20 @@ impl<'a> Show<'a> {
             thread::sleep(TICK.min(length.saturating_sub(self.scene.elapsed())));
         }
         self.draw(&format!("{title}; shares of {}", time(self.scene.elapsed())), self.scene);
-        self.screen.keep();
+        if self.screen.is_live() {
+            let scene = self.sum(|sample| sample.start >= self.scene);
+            self.screen.say(&format!("{:>8}  {title}: {}", self.clock(Instant::now()), shares(&scene)));
+        }
+    }
+
+    /// All paths together.
+    fn sum(&self, choose: impl Fn(&Sample) -> bool) -> Summary {
+        let paths = (0..PATHS.len()).map(|path| self.load.summary(path, &choose));
+        paths.reduce(Summary::plus).unwrap_or_default()
+    }
+
+    fn clock(&self, at: Instant) -> String {
+        format!("{:.1} s", at.saturating_duration_since(self.begun).as_secs_f64())
     }
 
     fn draw(&mut self, heading: &str, since: Instant) {
@@ -159,40 +172,46 @@ impl<'a> Show<'a> {
 
     /// What was changed, and how fast it was in force.
     fn tell(&mut self, what: &str, change: Change) {
-        let at = time(change.at.saturating_duration_since(self.begun));
-        self.screen.say("");
-        self.screen.say(&format!(
-            "{{b}}{at}  {what}: in the kernel {} after the file was saved{{0}}",
-            time(change.took)
-        ));
+        let (at, took) = (self.clock(change.at), time(change.took));
+        if !self.screen.is_live() {
+            self.screen.say("");
+        }
+        self.screen.say(&format!("{{b}}{at:>8}  {what}: in the kernel {took} after the file was saved{{0}}"));
     }
 
     /// How many requests that began after `since` were answered by the endpoint that left.
     fn answers_since(&self, since: Instant) -> usize {
-        let left = PODS.iter().position(|pod| *pod == LEAVES);
-        let began_after = |sample: &Sample| sample.start > since;
-        let answers = |path| left.map_or(0, |pod| self.load.summary(path, began_after).answers[pod]);
-        (0..PATHS.len()).map(answers).sum()
+        let answers = self.sum(|sample| sample.start > since).answers;
+        PODS.iter().zip(answers).filter(|(pod, _)| **pod == LEAVES).map(|(_, count)| count).sum()
     }
 
     fn end(mut self) -> bool {
         self.load.stop();
-        let all: Vec<Summary> = (0..PATHS.len()).map(|path| self.load.summary(path, |_| true)).collect();
-        let requests: usize = all.iter().map(|summary| summary.requests).sum();
-        let failed: usize = all.iter().map(|summary| summary.failed).sum();
-        let color = if failed + self.strays == 0 { "{g}" } else { "{r}" };
+        if self.screen.is_live() {
+            self.draw("from the beginning to the end", self.begun);
+            self.screen.keep();
+        }
+        let Summary { requests, failed, .. } = self.sum(|_| true);
+        let good = failed + self.strays == 0;
+        let (color, paths, strays) = (if good { "{g}" } else { "{r}" }, PATHS.len(), self.strays);
         self.screen.say("");
         self.screen.say(&format!(
-            "{color}{requests} requests on {} paths, {failed} failed, {} to {LEAVES} after it was gone{{0}}",
-            PATHS.len(),
-            self.strays
+            "{color}{requests} requests on {paths} paths: {failed} failed, {strays} went to {LEAVES} after it had gone{{0}}"
         ));
         for (reason, count) in self.load.failures() {
             self.screen.say(&format!("{{r}}{count} x {reason}{{0}}"));
         }
         self.screen.say("{d}the namespaces, and everything in them, go with this process{0}");
-        failed + self.strays == 0
+        good
     }
+}
+
+/// `a1 34%  b1 33%  b2 33%  of 2345 requests`
+fn shares(summary: &Summary) -> String {
+    let answered = summary.answers.iter().sum::<usize>().max(1);
+    let each =
+        PODS.iter().zip(summary.answers).map(|(pod, count)| format!("{pod} {}%  ", count * 100 / answered));
+    format!("{}of {} requests, {} failed", each.collect::<String>(), summary.requests, summary.failed)
 }
 
 /// Ctrl-C, or SIGTERM, ends the present scene and the ones to come.
