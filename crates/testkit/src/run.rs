@@ -34,8 +34,16 @@ pub fn run(
     };
     let (cluster, changes) = Cluster::new(&script.config);
     let objects = Objects::new(&script.config.settings.node_name);
-    let mut run =
-        Run { scenario, script: &script, judges, goldens, cluster, objects, complaints: Vec::new() };
+    let mut run = Run {
+        scenario,
+        script: &script,
+        judges,
+        goldens,
+        cluster,
+        objects,
+        new_goldens: Vec::new(),
+        complaints: Vec::new(),
+    };
     run.tell(0, &changes);
     for step in &script.steps {
         run.step(step);
@@ -51,6 +59,8 @@ struct Run<'a> {
     goldens: Goldens,
     cluster: Cluster,
     objects: Objects,
+    /// Plans to be written into sections.
+    new_goldens: Vec<(usize, String)>,
     complaints: Vec<Complaint>,
 }
 
@@ -120,8 +130,8 @@ impl Run<'_> {
             return;
         }
         if self.goldens == Goldens::Update {
-            let written = fs::write(&self.scenario.path, self.scenario.with_section(section, &plan));
-            return written.unwrap_or_else(|error| self.complain(line, error.to_string()));
+            self.new_goldens.push((section, plan));
+            return;
         }
         self.complain(line, format!("the plan is another one (UPDATE=1 writes it here):\n{plan}"));
     }
@@ -134,6 +144,11 @@ impl Run<'_> {
                 line,
                 format!("the plan kept incrementally:\n{plan}\nis not the one made at once:\n{scratch}"),
             );
+        }
+        if !self.new_goldens.is_empty() {
+            let text = self.scenario.with_sections(&self.new_goldens);
+            fs::write(&self.scenario.path, text)
+                .unwrap_or_else(|error| self.complain(line, error.to_string()));
         }
         for judge in self.judges.iter_mut() {
             if let Err(reason) = judge.finish(self.cluster.plan()) {

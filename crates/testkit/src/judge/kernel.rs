@@ -277,6 +277,7 @@ impl Referee<'_> {
         let is_own_client = reply.by == self.probe.from;
         let is_node = self.host.owns(reply.source_seen.ip());
         match expected {
+            _ if reply.by == "node-a" && !is_own_client => reply.source_seen.ip() == source,
             SourceSeen::Masqueraded => is_node,
             SourceSeen::Hairpin => is_own_client && is_node,
             SourceSeen::Original if is_own_client || self.probe.from == "node-a" => is_node,

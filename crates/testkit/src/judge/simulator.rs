@@ -10,7 +10,7 @@ use dataplane::nftables::{
     sim::{Ending, Fate, simulate},
 };
 use lab::address::name_of;
-use model::{Changes, Family, Packet, PerFamily, Plan};
+use model::{Changes, Family, Origin, Packet, PerFamily, Plan};
 
 use super::{Host, Judge};
 use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen};
@@ -51,7 +51,7 @@ impl Judge for Simulator {
         };
         for packet in self.host.packets(probe) {
             let endings = walk(program, &packet);
-            compare(probe, &packet, &endings)?;
+            compare(probe, &self.host, &packet, &endings)?;
             let Expect::Forward { stick, .. } = &probe.expect else { continue };
             let learned = endings.iter().find_map(|ending| Some((ending, ending.learned.first()?)));
             match (stick, learned) {
@@ -79,7 +79,7 @@ impl Judge for Simulator {
 /// Shares of endpoints may differ from equal ones by this fraction; why they do is said in docs/why.md.
 const TOLERANCE: f64 = 0.01;
 
-fn compare(probe: &Probe, packet: &Packet, endings: &[Ending]) -> Result<(), String> {
+fn compare(probe: &Probe, host: &Host, packet: &Packet, endings: &[Ending]) -> Result<(), String> {
     let untouched = Fate::Delivered {
         destination: packet.destination,
         port: packet.port,
@@ -101,6 +101,7 @@ fn compare(probe: &Probe, packet: &Packet, endings: &[Ending]) -> Result<(), Str
                     return Err(format!("says {:?}", ending.fate));
                 };
                 let expected = match source {
+                    _ if host.owns(destination) && packet.origin != Origin::Node => false,
                     SourceSeen::Masqueraded | SourceSeen::Hairpin => true,
                     SourceSeen::Original => destination == packet.source,
                 };

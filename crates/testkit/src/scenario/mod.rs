@@ -184,10 +184,12 @@ impl Scenario {
         Ok(script)
     }
 
-    /// The file with other text in one section; for goldens.
-    pub fn with_section(&self, section: usize, text: &str) -> String {
+    /// The file with other text in some sections; for goldens.
+    pub fn with_sections(&self, texts: &[(usize, String)]) -> String {
         let mut archive = self.archive.clone();
-        archive.sections[section].text = text.to_owned();
+        for (section, text) in texts {
+            archive.sections[*section].text.clone_from(text);
+        }
         archive.render()
     }
 }
