@@ -144,7 +144,7 @@ fn flat(run: &Run, outcome: &Outcome) -> Option<Line> {
     Some(Line {
         what: format!("{}, {}: rate by service, as a share of straight", outcome.size, outcome.subject),
         measured: format!("{many:.3}"),
-        budget: format!("as with few services, {few:.3}"),
+        budget: format!("as with few services, {few:.3}, less 5 % for noise"),
         verdict: verdict(many >= few * (1.0 - NOISE)),
     })
 }
@@ -156,7 +156,7 @@ fn beside_peer(run: &Run, outcome: &Outcome) -> Option<Line> {
     Some(Line {
         what: format!("{}, {}: rate by service, beside kube-proxy nftables", outcome.size, outcome.subject),
         measured: format!("{ours:.3}"),
-        budget: format!(">= {theirs:.3}"),
+        budget: format!(">= {theirs:.3}, less 5 % for noise"),
         verdict: verdict(ours >= theirs * (1.0 - NOISE)),
     })
 }

@@ -22,6 +22,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum What {
     /// Measure, print a table, and keep the results
+    #[command(args_override_self = true)]
     Run(Box<run::Options>),
     /// Print the table of a run that was kept
     Show {

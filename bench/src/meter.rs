@@ -238,6 +238,21 @@ impl KernelMemory {
         })
     }
 
+    /// Waits until the kernel has given back what the last subject left, and returns what it holds then.
+    pub fn steady(limit: Duration) -> Result<KernelMemory> {
+        const SMALL_KIB: i64 = 512;
+        let deadline = Instant::now() + limit;
+        let mut last = KernelMemory::now()?;
+        loop {
+            thread::sleep(Duration::from_secs(1));
+            let now = KernelMemory::now()?;
+            if now.since(last).kept_kib().abs() < SMALL_KIB || Instant::now() > deadline {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
     pub fn since(self, earlier: KernelMemory) -> KernelMemory {
         KernelMemory {
             slab_kib: self.slab_kib - earlier.slab_kib,

@@ -229,9 +229,11 @@ impl Place<'_> {
     fn keep_log(&self, subject: Subject, size: Size) -> Result<()> {
         let Some(logs) = &self.options.logs else { return Ok(()) };
         fs::create_dir_all(logs)?;
-        let name = subject.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         // Absent when the subject was not even prepared.
-        let _ = fs::copy(self.scratch.join("subject.log"), logs.join(format!("{name}-{size}.log")));
+        let _ = fs::copy(
+            self.scratch.join("subject.log"),
+            logs.join(format!("{}-{size}.log", subject.argument())),
+        );
         Ok(())
     }
 }
@@ -296,7 +298,7 @@ impl Options {
         let list = |items: Vec<String>| items.join(",");
         let mut arguments = vec![
             format!("sizes={}", list(self.sizes.iter().map(Size::to_string).collect())),
-            format!("subjects={}", list(subjects.iter().map(Subject::to_string).collect())),
+            format!("subjects={}", list(subjects.iter().map(|subject| subject.argument()).collect())),
             format!("churn-secs={}", self.churn_secs),
             format!("changes-per-second={}", self.changes_per_second),
             format!("samples={}", self.samples),

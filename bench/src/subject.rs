@@ -38,6 +38,11 @@ pub enum Subject {
 }
 
 impl Subject {
+    /// Its name on the command line.
+    pub fn argument(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     pub fn is_peer(self) -> bool {
         matches!(self, Subject::KubeProxyNftables | Subject::KubeProxyIptables)
     }

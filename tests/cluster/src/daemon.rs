@@ -46,22 +46,19 @@ impl Daemon {
             Some(self.netns.run(|| command.spawn()).expect("node-a").expect("the daemon can be run"));
     }
 
-    /// Runs it with flags it is expected to end with, and returns what it said.
-    pub fn run_to_end(&self, flags: &[String]) -> Ending {
+    /// Runs it with flags it is expected to end with, and returns what it said; `None` when it goes on and on.
+    pub fn run_to_end(&self, flags: &[String]) -> Option<Ending> {
+        let said = self.folder.join("ending.log");
         let mut command = self.command(flags);
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(fs::File::create(&said).expect("a log file"));
         let mut child = self.netns.run(|| command.spawn()).expect("node-a").expect("the daemon can be run");
-        let ended = wait_for(PATIENCE, || match child.try_wait() {
+        let ended = wait_for(PATIENCE / 3, || match child.try_wait() {
             Ok(Some(status)) => Ok(status),
             other => Err(format!("{other:?}")),
         });
-        if ended.is_err() {
-            let _ = child.kill();
-        }
-        let mut stderr = String::new();
-        let _ = child.stderr.take().expect("it is piped").read_to_string(&mut stderr);
-        let status = ended.unwrap_or_else(|_| panic!("it did not end, and said:\n{stderr}"));
-        Ending { status, stderr }
+        let status = ended.map_err(|_| child.kill().and_then(|()| child.wait())).ok()?;
+        let stderr = String::from_utf8_lossy(&fs::read(said).expect("the log file")).into_owned();
+        Some(Ending { status, stderr })
     }
 
     /// Ends it without a word of warning.
@@ -121,6 +118,16 @@ impl Daemon {
         let output = output.expect("node-a").expect("nft can be run");
         assert!(output.status.success(), "nft: {}", String::from_utf8_lossy(&output.stderr));
         settled_lines(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// The kernel must hold exactly this; says what is gone and what is new.
+    #[track_caller]
+    pub fn must_have_rules(&self, wanted: &[String]) {
+        let rules = self.rules();
+        let gone: Vec<&String> = wanted.iter().filter(|line| !rules.contains(line)).collect();
+        let new: Vec<&String> = rules.iter().filter(|line| !wanted.contains(line)).collect();
+        assert!(gone.is_empty() && new.is_empty(), "rules are gone: {gone:#?}, and new: {new:#?}");
+        assert_eq!(rules.len(), wanted.len(), "a rule is there more or less often");
     }
 
     fn command(&self, flags: &[String]) -> Command {
