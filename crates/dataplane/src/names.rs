@@ -71,9 +71,18 @@ pub mod chain {
     /// One rule for each affinity timeout in use.
     pub const RECORD_AFFINITY: &str = "record-affinity";
 
+    /// Sends a client that is remembered to its endpoint.
+    pub const RECALL_AFFINITY: &str = "recall-affinity";
+
     /// All that are no balancing chains, to tell ours from what others put into the table.
-    pub const ALL: [&str; 5] =
-        [MARK_OFF_PODS, CHECK_NODE_PORTS, CHECK_SERVICES, CHECK_CLUSTER_IPS, RECORD_AFFINITY];
+    pub const ALL: [&str; 6] = [
+        MARK_OFF_PODS,
+        CHECK_NODE_PORTS,
+        CHECK_SERVICES,
+        CHECK_CLUSTER_IPS,
+        RECORD_AFFINITY,
+        RECALL_AFFINITY,
+    ];
 
     /// Suffix of a balancing chain that marks everything for masquerading.
     pub const MASQUERADE: &str = "-masq";

@@ -4,7 +4,7 @@
 //!
 //! README.md says which hook does what, and why there.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, num::NonZeroU32};
 
 use ipnet::IpNet;
 use model::{Family, PodTraffic};
@@ -13,6 +13,7 @@ use super::{
     entry::Entry,
     layout::{Container, Kind, Mark, Side, Space},
     program::{Chain, ChainKind, Field, Frame, Hook, Rule, Statement},
+    slots::Class,
 };
 use crate::names::{chain, hook};
 
@@ -40,23 +41,26 @@ pub(super) struct InUse {
 }
 
 impl InUse {
+    /// Adds what an entry needs. With the first entry of a map come its drawing chains of all usual classes: a rule
+    /// that uses a map makes the kernel walk all elements, 0.2 s for 100,000, so it had better come early.
     pub(super) fn add(&mut self, space: Space, entry: &Entry) {
-        self.kinds.extend(Side::BOTH.into_iter().filter_map(|side| entry.kind(space, side)));
+        for side in Side::BOTH {
+            let Some(kind) = entry.kind(space, side) else { continue };
+            let classes = Class::usual().chain([kind.class]);
+            self.kinds.extend(classes.map(|class| Kind::drawing(space, side, class)));
+            self.kinds.insert(kind);
+        }
         self.timeouts_secs.extend(entry.sticky_secs.map(u32::from));
         self.firewall |= entry.sources.is_some();
     }
 
-    /// All that `other` has is here too.
-    pub(super) fn covers(&self, other: &InUse) -> bool {
-        other.kinds.is_subset(&self.kinds)
-            && other.timeouts_secs.is_subset(&self.timeouts_secs)
-            && (self.firewall || !other.firewall)
-    }
-
-    pub(super) fn extend(&mut self, other: &InUse) {
-        self.kinds.extend(&other.kinds);
-        self.timeouts_secs.extend(&other.timeouts_secs);
-        self.firewall |= other.firewall;
+    /// All that an entry needs is here.
+    pub(super) fn covers(&self, space: Space, entry: &Entry) -> bool {
+        let has = |side| entry.kind(space, side).is_none_or(|kind| self.kinds.contains(&kind));
+        let remembers = |secs: NonZeroU32| self.timeouts_secs.contains(&secs.get());
+        Side::BOTH.into_iter().all(has)
+            && entry.sticky_secs.is_none_or(remembers)
+            && (self.firewall || entry.sources.is_none())
     }
 }
 
@@ -73,6 +77,7 @@ pub(super) fn frame(around: &Surroundings, in_use: &InUse) -> Frame {
     chains.extend(affinity(in_use));
     chains.push(masquerading(around));
     chains.push(mark_off_pods(around));
+    chains.push(recall_affinity());
     chains.extend(in_use.kinds.iter().map(|kind| balancing(around, kind)));
     Frame { sets: containers.iter().map(|container| container.definition(around.family)).collect(), chains }
 }
@@ -216,6 +221,14 @@ fn affinity(in_use: &InUse) -> Vec<Chain> {
     ]
 }
 
+/// Sends a client that is remembered to its endpoint, which ends the balancing chain that jumped here.
+fn recall_affinity() -> Chain {
+    let mut key = vec![Field::Source];
+    key.extend(Space::Service.key());
+    let recall = Statement::Dnat { key, map: Container::Affinity.name().into_owned() };
+    Chain::regular(chain::RECALL_AFFINITY, vec![[recall].into()])
+}
+
 fn record() -> Rule {
     [Statement::IsNew, Statement::IsTranslated, Statement::Jump(chain::RECORD_AFFINITY.into())].into()
 }
@@ -241,31 +254,38 @@ fn mark_off_pods(around: &Surroundings) -> Chain {
     Chain::regular(chain::MARK_OFF_PODS, vec![Rule(rule)])
 }
 
-/// Draws until a filled slot is met; see [`super::slots`].
+/// Marks, looks for the client's endpoint, and goes on to the chain that draws.
 fn balancing(around: &Surroundings, kind: &Kind) -> Chain {
-    let draw = |below| {
-        let mut key = kind.space.key();
-        key.push(Field::Random(below));
-        let map = Container::Endpoints(kind.space, kind.side).name().into_owned();
-        Rule::from([Statement::Dnat { key, map }])
-    };
+    let drawing = Kind::drawing(kind.space, kind.side, kind.class);
+    if *kind == drawing {
+        return Chain::regular(kind.name(), draws(kind));
+    }
     let mut rules: Vec<Rule> = match kind.mark {
         Mark::Never => Vec::new(),
         Mark::OffPods => vec![[Statement::Jump(chain::MARK_OFF_PODS.into())].into()],
         Mark::Always => vec![[Statement::Mark(around.mark)].into()],
     };
     if kind.sticky {
-        let mut key = vec![Field::Source];
-        key.extend(Space::Service.key());
-        let map = Container::Affinity.name().into_owned();
-        rules.push([Statement::Dnat { key, map }].into());
+        rules.push([Statement::Jump(chain::RECALL_AFFINITY.into())].into());
     }
+    rules.push([Statement::Goto(drawing.name())].into());
+    Chain::regular(kind.name(), rules)
+}
+
+/// Draws until a filled slot is met; see [`super::slots`].
+fn draws(kind: &Kind) -> Vec<Rule> {
+    let draw = |below| {
+        let mut key = kind.space.key();
+        key.push(Field::Random(below));
+        let map = Container::Endpoints(kind.space, kind.side).name().into_owned();
+        Rule::from([Statement::Dnat { key, map }])
+    };
     let size = kind.class.size();
-    rules.extend((0..kind.class.tries()).map(|_| draw(size)));
+    let mut rules: Vec<Rule> = (0..kind.class.tries()).map(|_| draw(size)).collect();
     if size > 1 {
         rules.push(draw(kind.class.last_draw()));
     }
-    Chain::regular(kind.name(), rules)
+    rules
 }
 
 fn from_pods(pods: &PodTraffic, is: bool) -> Statement {

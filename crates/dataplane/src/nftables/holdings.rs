@@ -115,8 +115,10 @@ pub(super) fn installed(frame: &Frame) -> InUse {
         Some(Container::Sticky(_, secs)) => Some(secs),
         _ => None,
     });
+    let kinds = frame.chains.iter().filter_map(|chain| Kind::parse(&chain.name));
     InUse {
-        kinds: frame.chains.iter().filter_map(|chain| Kind::parse(&chain.name)).collect(),
+        // A balancing chain goes on to the one that draws, which somebody may have deleted.
+        kinds: kinds.flat_map(|kind| [kind, Kind::drawing(kind.space, kind.side, kind.class)]).collect(),
         timeouts_secs: timeouts.collect::<BTreeSet<u32>>(),
         firewall: frame.chains.iter().any(|chain| chain.name == hook::FIREWALL_OUTPUT),
     }

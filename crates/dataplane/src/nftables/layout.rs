@@ -241,6 +241,11 @@ pub(super) struct Kind {
 }
 
 impl Kind {
+    /// The chain that draws, and does nothing before.
+    pub(super) fn drawing(space: Space, side: Side, class: Class) -> Kind {
+        Kind { space, side, mark: Mark::Never, sticky: false, class }
+    }
+
     /// `endpoints-4`, `inside-endpoints-16-masq-off-pods-sticky`.
     pub(super) fn name(&self) -> String {
         let map = Container::Endpoints(self.space, self.side).name();

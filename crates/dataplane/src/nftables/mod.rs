@@ -4,11 +4,10 @@
 //!
 //! # Layout of the code
 //!
-//! Pure: [`program`] (a table in nft's nouns) with [`text`], [`lower`], [`lift`] and [`sim`]; [`layout`] and
-//! [`frame`] (which sets and rules we have); [`slots`], [`entry`] and [`render`] (from the Plan to elements);
-//! [`diff`] and [`holdings`]. Effects: `kernel` and `readback` read, `pass`, `turn` and
-//! `script` commit, `affinity` forgets clients,
-//! `probe` asks what the kernel can do, `loopback` sets what it must, `watch` sees what others do.
+//! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
+//! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
+//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `probe` asks
+//! what the kernel can do, `loopback` sets what it must, `watch` sees what others do.
 
 mod affinity;
 mod diff;

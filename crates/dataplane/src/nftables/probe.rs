@@ -47,8 +47,9 @@ fn everything(family: Family) -> Frame {
     };
     let (space, side) = (Space::Service, Side::Everyone);
     let class = Class::of(3, None);
-    let kinds = [Mark::OffPods, Mark::Always].map(|mark| Kind { space, side, mark, sticky: true, class });
-    let in_use = InUse { kinds: kinds.into(), timeouts_secs: [3_600].into(), firewall: true };
+    let marking = [Mark::OffPods, Mark::Always].map(|mark| Kind { space, side, mark, sticky: true, class });
+    let kinds = marking.into_iter().chain([Kind::drawing(space, side, class)]).collect();
+    let in_use = InUse { kinds, timeouts_secs: [3_600].into(), firewall: true };
     frame::frame(&around, &in_use)
 }
 

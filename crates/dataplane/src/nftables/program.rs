@@ -2,8 +2,8 @@
 
 //! A table in nft's own nouns: sets, chains, rules as statements, elements.
 //!
-//! Nothing here knows what a Service is. Three read it: [`super::text`] prints it in the language of the manual
-//! page, [`super::lower`] turns rules into what the kernel takes, [`super::sim`] walks packets through it.
+//! Nothing here knows what a Service is. Three read it: `text` prints it in the language of the manual
+//! page, `lower` turns rules into what the kernel takes, [`sim`](super::sim) walks packets through it.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

@@ -61,7 +61,7 @@ impl Program {
 
 /// Every way the packet can end. `is_local` tells which addresses are the node's.
 pub fn simulate(program: &Program, packet: &Packet, is_local: &dyn Fn(IpAddr) -> bool) -> Vec<Ending> {
-    let walk = Walk { program, is_local };
+    let walk = Walk::new(program, is_local);
     let mut endings = Vec::new();
     let arrives = match &packet.origin {
         Origin::Node => None,
@@ -216,10 +216,18 @@ enum Step {
 
 struct Walk<'a> {
     program: &'a Program,
+    chains: HashMap<&'a str, &'a Chain>,
+    sets: HashMap<&'a str, (&'a Set, &'a BTreeMap<Bytes, Element>)>,
     is_local: &'a dyn Fn(IpAddr) -> bool,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    fn new(program: &'a Program, is_local: &'a dyn Fn(IpAddr) -> bool) -> Walk<'a> {
+        let chains = program.frame.chains.iter().map(|chain| (chain.name.as_str(), chain)).collect();
+        let named = |set: &'a Set| Some((set.name.as_str(), (set, program.elements.get(&set.name)?)));
+        Walk { program, chains, sets: program.frame.sets.iter().filter_map(named).collect(), is_local }
+    }
+
     /// Lets all base chains of a hook work on the packets, and returns those that go on.
     fn hook(&self, hook: Hook, mut states: Vec<State>, endings: &mut Vec<Ending>) -> Vec<State> {
         let chains = self.program.frame.chains.iter();
@@ -340,7 +348,7 @@ impl Walk<'_> {
 
     /// Into another chain; at its end, `then`.
     fn enter(&self, name: &str, state: State, depth: usize, then: Step) -> Vec<(State, Step)> {
-        let chain = self.program.frame.chains.iter().find(|chain| chain.name == name);
+        let chain = self.chains.get(name).copied();
         // The kernel refuses deeper nesting, and jumps to chains that do not exist.
         let Some(chain) = chain.filter(|_| depth < 16) else { return vec![(state, Step::Exit(Exit::Drop))] };
         let resume = |exit| match (exit, &then) {
@@ -427,8 +435,7 @@ impl Walk<'_> {
     }
 
     fn lookup(&self, set: &str, key: &Bytes) -> Option<&Element> {
-        let elements = self.program.elements.get(set)?;
-        let definition = self.program.frame.sets.iter().find(|definition| definition.name == set)?;
+        let (definition, elements) = *self.sets.get(set)?;
         if !definition.interval {
             return elements.get(key);
         }
@@ -453,8 +460,8 @@ fn covers(set: &Set, key: &[u8], first: &[u8], last: &[u8]) -> bool {
     set.key.iter().all(|field| {
         let from = at;
         at += field.ty().padded_len();
-        let part = |bytes: &[u8]| bytes.get(from..at).unwrap_or_default().to_vec();
-        part(first) <= part(key) && part(key) <= part(last)
+        let [key, first, last] = [key, first, last].map(|bytes| bytes.get(from..at).unwrap_or_default());
+        (first..=last).contains(&key)
     })
 }
 

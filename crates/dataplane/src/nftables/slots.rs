@@ -90,6 +90,11 @@ impl Class {
         Class(count.max(1).next_power_of_two().trailing_zeros() as u8)
     }
 
+    /// The classes that nearly all pools have.
+    pub(super) fn usual() -> impl Iterator<Item = Class> {
+        (0..=8).map(Class)
+    }
+
     /// The class with this many slots, if there is one.
     pub(super) fn of_size(size: u32) -> Option<Class> {
         size.is_power_of_two().then(|| Class(size.trailing_zeros() as u8))

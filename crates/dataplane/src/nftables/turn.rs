@@ -177,18 +177,19 @@ impl<'a, T: Transport> Turn<'a, T> {
     /// The rules a table needs after the chunk, if they are not those it has.
     fn framed(&self, family: Family, chunk: &mut Chunk) -> Option<Framed> {
         let holdings = &self.known[family];
-        let mut needed = InUse::default();
+        let mut in_use = None;
         for unit in chunk.units.iter().filter(|unit| unit.frontend.family() == family) {
-            if let Some(entry) = &unit.entry {
-                needed.add(Space::of(&unit.frontend), entry);
+            let space = Space::of(&unit.frontend);
+            if let Some(entry) = unit.entry.as_ref().filter(|entry| !holdings.installed.covers(space, entry))
+            {
+                in_use.get_or_insert_with(|| holdings.installed.clone()).add(space, entry);
             }
         }
         let around = chunk.around[family].take().or_else(|| holdings.around.clone())?;
-        if holdings.around.as_ref() == Some(&around) && holdings.installed.covers(&needed) {
+        if in_use.is_none() && holdings.around.as_ref() == Some(&around) {
             return None;
         }
-        let mut in_use = holdings.installed.clone();
-        in_use.extend(&needed);
+        let in_use = in_use.unwrap_or_else(|| holdings.installed.clone());
         let frame = frame::frame(&around, &in_use);
         Some(Framed { around, in_use, frame })
     }

@@ -195,13 +195,18 @@ fn names_there_and_back() {
 }
 
 #[test]
-fn in_use_covers_what_it_was_extended_by() {
-    let kind = Kind::parse("endpoints-4").unwrap();
-    let some = InUse { kinds: [kind].into(), timeouts_secs: [60].into(), firewall: true };
+fn in_use_covers_what_was_added() {
+    let family = Family::V4;
+    let frontend = super::make::node_port(family, model::Protocol::Tcp, 30_000);
+    let verdict = super::make::forward(pool(family, 101..=105), model::Masquerade::Always);
+    let entry = render::entry(&frontend, &super::make::sticky(60, super::make::same(verdict)), None);
     let mut in_use = InUse::default();
-    assert!(!in_use.covers(&some) && in_use.covers(&InUse::default()));
-    in_use.extend(&some);
-    assert!(in_use.covers(&some));
+    assert!(!in_use.covers(Space::NodePort, &entry) && in_use.covers(Space::NodePort, &Entry::default()));
+    in_use.add(Space::NodePort, &entry);
+    assert!(in_use.covers(Space::NodePort, &entry) && !in_use.covers(Space::Service, &entry));
+    let names: Vec<String> = in_use.kinds.iter().map(Kind::name).collect();
+    assert!(names.contains(&"node-port-endpoints-8-masq-sticky".into()), "{names:?}");
+    assert!(names.contains(&"node-port-endpoints-256".into()), "{names:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{Dataplane, Scope, names::TABLE, nftables::layout::wire};
 /// Something that somebody else does to our table.
 type Edit = fn(&mut nft::Batch, nft::TableRef<'_>);
 
-const EDITS: [(&str, Edit); 14] = [
+const EDITS: [(&str, Edit); 16] = [
     ("nothing", |_, _| ()),
     ("flushes a map", |batch, table| batch.flush_set(0, table, "endpoints")),
     ("flushes the verdicts", |batch, table| batch.flush_set(0, table, "services")),
@@ -23,6 +23,19 @@ const EDITS: [(&str, Edit); 14] = [
     ("flushes the sources", |batch, table| batch.flush_set(0, table, "source-ranges")),
     ("flushes who is sticky", |batch, table| batch.flush_set(0, table, "sticky-services-10800")),
     ("flushes a chain", |batch, table| batch.flush_chain(0, table, "nat-prerouting")),
+    ("deletes a chain that draws", |batch, table| {
+        for chain in ["endpoints-4-masq-off-pods", "endpoints-4-masq-off-pods-sticky"] {
+            batch.flush_chain(0, table, chain);
+        }
+        batch.delete_chain(0, table, "endpoints-4", nft::Delete::Existing);
+    }),
+    ("deletes who is sticky", |batch, table| {
+        batch.flush_chain(0, table, "record-affinity");
+        for secs in [60, 10_800] {
+            batch.delete_set(0, table, &format!("sticky-services-{secs}"), nft::Delete::Existing);
+            batch.delete_set(0, table, &format!("sticky-node-ports-{secs}"), nft::Delete::Existing);
+        }
+    }),
     ("adds a rule", |batch, table| {
         let exprs = vec![nft::Expr::Verdict(nft::Verdict::Drop)];
         batch.insert_rule(0, table, &nft::Rule { chain: "filter-forward".into(), exprs, comment: None });
