@@ -4,11 +4,11 @@
 //! dropped. Kept with each change, because looking at the whole plan each time would cost too much.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
 };
 
-use model::{Changes, Decision, Family, Frontend, Plan, Role, ServicePortName, Verdict};
+use model::{Changes, Decision, Family, Frontend, PerFamily, Plan, Role, ServicePortName, Verdict};
 
 use crate::metrics::{Metrics, ip_family};
 
@@ -16,6 +16,8 @@ use crate::metrics::{Metrics, ip_family};
 #[derive(Debug, Default)]
 pub struct Tally {
     starved: BTreeMap<Frontend, (Policy, Arc<ServicePortName>)>,
+    /// How many frontends each of them has: a service port counts once for each family and policy.
+    ports: PerFamily<[BTreeMap<Arc<ServicePortName>, u32>; Policy::BOTH.len()]>,
 }
 
 /// The policy that wants endpoints here.
@@ -39,7 +41,7 @@ impl Policy {
 impl Tally {
     /// Looks at everything.
     pub fn rebuild(&mut self, plan: &Plan) {
-        self.starved.clear();
+        *self = Tally::default();
         for (frontend, decision) in plan.frontends() {
             self.put(*frontend, Some(decision));
         }
@@ -53,27 +55,86 @@ impl Tally {
     }
 
     fn put(&mut self, frontend: Frontend, decision: Option<&Decision>) {
-        // Nothing else makes the plan drop: without any endpoint at all it rejects.
-        match decision.filter(|decision| decision.outside == Verdict::Drop) {
-            Some(Decision { service, role, .. }) => {
-                let policy = if *role == Role::ClusterIp { Policy::Internal } else { Policy::External };
-                self.starved.insert(frontend, (policy, Arc::clone(service)));
+        if let Some((policy, port)) = self.starved.remove(&frontend)
+            && let Entry::Occupied(mut count) = self.ports[frontend.family()][policy as usize].entry(port)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
-            None => drop(self.starved.remove(&frontend)),
+        }
+        // Nothing else makes the plan drop: without any endpoint at all it rejects.
+        if let Some(Decision { service, role, outside: Verdict::Drop, .. }) = decision {
+            let policy = if *role == Role::ClusterIp { Policy::Internal } else { Policy::External };
+            *self.ports[frontend.family()][policy as usize].entry(Arc::clone(service)).or_default() += 1;
+            self.starved.insert(frontend, (policy, Arc::clone(service)));
         }
     }
 
-    /// A service port counts once for each family and policy, however many frontends it has.
     pub fn publish(&self, metrics: &Metrics, families: impl Iterator<Item = Family>) {
         for family in families {
             for policy in Policy::BOTH {
-                let starved = self.starved.iter();
-                let ports: BTreeSet<_> = starved
-                    .filter(|(frontend, entry)| frontend.family() == family && entry.0 == policy)
-                    .map(|(_, entry)| &entry.1)
-                    .collect();
+                let ports = &self.ports[family][policy as usize];
                 metrics.no_local_endpoints.with(&[ip_family(family), policy.label()]).set(ports.len() as f64);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use model::{Address, PlanBuilder, Protocol, ServiceKey};
+
+    use super::*;
+
+    fn frontend(port: u16) -> Frontend {
+        Frontend { address: Address::Ip([192, 0, 2, 1].into()), protocol: Protocol::Tcp, port }
+    }
+
+    fn plan(frontends: &[(u16, &str, Role, Verdict)]) -> Plan {
+        frontends
+            .iter()
+            .fold(PlanBuilder::new(), |plan, (port, name, role, verdict)| {
+                let service = ServiceKey { namespace: "default".into(), name: (*name).into() };
+                let service = ServicePortName { service, port: "".into(), protocol: Protocol::Tcp };
+                let decision = Decision {
+                    service: Arc::new(service),
+                    role: *role,
+                    inside: verdict.clone(),
+                    outside: verdict.clone(),
+                    affinity: None,
+                    source_ranges: None,
+                    rank: 0,
+                };
+                plan.frontend(frontend(*port), decision)
+            })
+            .build()
+    }
+
+    #[test]
+    fn a_port_counts_once_until_its_last_frontend_goes() {
+        let metrics = Metrics::new(SystemTime::now());
+        let mut tally = Tally::default();
+        let counts = |tally: &Tally| {
+            tally.publish(&metrics, [Family::V4].into_iter());
+            Policy::BOTH.map(|policy| metrics.no_local_endpoints.with(&["IPv4", policy.label()]).value())
+        };
+        let drop = Verdict::Drop;
+        tally.rebuild(&plan(&[
+            (1, "a", Role::LoadBalancer, drop.clone()),
+            (2, "a", Role::NodePort, drop.clone()),
+            (3, "b", Role::ClusterIp, drop.clone()),
+            (4, "c", Role::ClusterIp, Verdict::Reject),
+        ]));
+        assert_eq!(counts(&tally), [1.0, 1.0]);
+        let now = plan(&[(2, "a", Role::NodePort, drop.clone()), (4, "c", Role::ClusterIp, drop)]);
+        let changes = Changes { frontends: [1, 3, 4].map(frontend).into(), ..Changes::default() };
+        tally.update(&now, &changes);
+        assert_eq!(counts(&tally), [1.0, 1.0], "a has one frontend left, c replaced b");
+        let changes = Changes { frontends: [2].map(frontend).into(), ..Changes::default() };
+        tally.update(&plan(&[]), &changes);
+        assert_eq!(counts(&tally), [1.0, 0.0]);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use super::{checked, say, usage_error};
+use super::{checked, print, say, usage_error};
 use crate::{app, flags::Options, host};
 
 /// Prints the dataplane's own words.
@@ -16,7 +16,7 @@ pub fn run(args: &[String]) -> ExitCode {
     };
     match dump(options) {
         Ok(text) => {
-            print!("{text}");
+            print(&text);
             ExitCode::SUCCESS
         }
         Err(error) => say(&error),

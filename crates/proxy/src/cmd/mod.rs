@@ -8,7 +8,7 @@ pub mod dump;
 pub mod plan;
 pub mod serve;
 
-use std::{path::Path, process::ExitCode};
+use std::{io::Write as _, path::Path, process::ExitCode};
 
 use crate::{
     config::{
@@ -36,7 +36,7 @@ fn daemon(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     };
     if options.help {
-        print!("{}", flags::help());
+        print(&flags::help());
         return ExitCode::SUCCESS;
     }
     if let Some(version) = &options.version {
@@ -105,10 +105,15 @@ fn write_config(config: &Config, path: &Path) -> Result<(), String> {
 fn print_version(asked: &str) {
     let version = env!("CARGO_PKG_VERSION");
     if asked == "raw" {
-        println!("portolan {version} ({}-{})", std::env::consts::OS, std::env::consts::ARCH);
+        print(&format!("portolan {version} ({}-{})\n", std::env::consts::OS, std::env::consts::ARCH));
     } else {
-        println!("Portolan v{version}");
+        print(&format!("Portolan v{version}\n"));
     }
+}
+
+/// To stdout. Whoever reads it may stop reading; that is no error.
+fn print(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 /// A command line that cannot be read: where to look it up, and what is wrong.

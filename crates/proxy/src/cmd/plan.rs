@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 use model::{Plan, Update, World};
 use source::Problems;
 
-use super::{checked, say, usage_error};
+use super::{checked, print, say, usage_error};
 use crate::{
     app,
     flags::{Options, Source},
@@ -27,7 +27,7 @@ pub fn run(args: &[String]) -> ExitCode {
     }
     match plan(options) {
         Ok(text) => {
-            print!("{text}");
+            print(&text);
             ExitCode::SUCCESS
         }
         Err(error) => say(&error),

@@ -27,7 +27,7 @@ use self::{
     screen::{Row, Screen, time},
     stage::{Change, Stage},
 };
-use super::{say, usage_error};
+use super::{print, say, usage_error};
 use crate::flags::parse::{Flag, parse, usage};
 
 /// The pods that answer, and the columns of the table.
@@ -68,7 +68,7 @@ pub fn run(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     }
     if options.help {
-        print!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS));
+        print(&format!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS)));
         return ExitCode::SUCCESS;
     }
     let interrupted = Arc::new(AtomicBool::new(false));

@@ -2,11 +2,7 @@
 
 //! What is shown: a table that is drawn over itself in a terminal, or printed now and then without one.
 
-use std::{
-    fmt::Write as _,
-    io::{IsTerminal as _, Write as _},
-    time::Duration,
-};
+use std::{fmt::Write as _, io::IsTerminal as _, time::Duration};
 
 use lab::Transport;
 
@@ -14,9 +10,11 @@ use super::{
     PODS,
     load::{PATHS, Path, Summary},
 };
+use crate::cmd::print;
 
-/// No line is wider than this.
-pub(super) const WIDTH: usize = 98;
+/// How wide the table is, with and without bars.
+const WIDE: usize = 94;
+const NARROW: usize = 79;
 
 /// The numbers of one row.
 #[derive(Clone, Debug, Default)]
@@ -30,17 +28,21 @@ pub(super) struct Row {
 /// Where it is shown.
 pub(super) struct Screen {
     live: bool,
+    bars: bool,
     /// Lines to go up before the next drawing.
     drawn: usize,
 }
 
 impl Screen {
     pub(super) fn open() -> Screen {
-        let live = std::io::stdout().is_terminal();
+        let stdout = std::io::stdout();
+        let columns = rustix::termios::tcgetwinsize(&stdout).map_or(WIDE, |size| usize::from(size.ws_col));
+        // A line that wraps cannot be drawn over.
+        let live = stdout.is_terminal() && columns >= NARROW;
         if live {
-            print!("\x1b[?25l");
+            print("\x1b[?25l");
         }
-        Screen { live, drawn: 0 }
+        Screen { live, bars: columns >= WIDE, drawn: 0 }
     }
 
     /// There is a terminal, and the table can be drawn as often as one likes.
@@ -51,19 +53,17 @@ impl Screen {
     /// A line that stays.
     pub(super) fn say(&mut self, line: &str) {
         self.erase();
-        println!("{}", self.paint(line));
+        print(&format!("{}\n", self.paint(line)));
     }
 
     /// The table, below everything that was said.
     pub(super) fn table(&mut self, heading: &str, rows: &[Row; PATHS.len()]) {
         self.erase();
-        let lines = table(heading, rows);
-        for line in &lines {
-            println!("{}", self.paint(line));
-        }
+        let lines = table(heading, rows, self.bars);
+        let text: String = lines.iter().map(|line| format!("{}\n", self.paint(line))).collect();
+        print(&text);
         if self.live {
             self.drawn = lines.len();
-            let _ = std::io::stdout().flush();
         }
     }
 
@@ -74,7 +74,7 @@ impl Screen {
 
     fn erase(&mut self) {
         if self.drawn > 0 {
-            print!("\x1b[{}A\x1b[J", self.drawn);
+            print(&format!("\x1b[{}A\x1b[J", self.drawn));
             self.drawn = 0;
         }
     }
@@ -94,29 +94,34 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if self.live {
-            print!("\x1b[?25h");
-            let _ = std::io::stdout().flush();
+            print("\x1b[?25h");
         }
     }
 }
 
-fn table(heading: &str, rows: &[Row; PATHS.len()]) -> Vec<String> {
+fn table(heading: &str, rows: &[Row; PATHS.len()], bars: bool) -> Vec<String> {
+    let width = if bars { WIDE } else { NARROW };
     let mut head = format!(
-        "{:<8}{:<18}{:<4}{:<15}{:>8}{:>7}{:>8}",
-        "from", "to", "", "service", "requests", "failed", "p50"
+        "{:<7}{:<18}{:<4}{:<15}{:>6}{:>7}{:>7}",
+        "from", "to", "", "service", "sent", "failed", "p50"
     );
+    let cell = cell_width(bars);
     for pod in PODS {
-        let _ = write!(head, "{pod:>10}");
+        let _ = write!(head, "{pod:>cell$}");
     }
     let mut lines =
-        vec![String::new(), format!("{{b}}{head}{{0}}"), format!("{{d}}{}{{0}}", "-".repeat(WIDTH))];
-    lines.extend(PATHS.iter().zip(rows).map(|(path, row)| line(path, row)));
+        vec![String::new(), format!("{{b}}{head}{{0}}"), format!("{{d}}{}{{0}}", "-".repeat(width))];
+    lines.extend(PATHS.iter().zip(rows).map(|(path, row)| line(path, row, bars)));
     lines.push(String::new());
     lines.push(format!("{{d}}{heading}{{0}}"));
     lines
 }
 
-fn line(path: &Path, row: &Row) -> String {
+fn cell_width(bars: bool) -> usize {
+    if bars { 10 } else { 5 }
+}
+
+fn line(path: &Path, row: &Row, bars: bool) -> String {
     let transport = match path.transport {
         Transport::Tcp => "tcp",
         Transport::Udp => "udp",
@@ -127,16 +132,19 @@ fn line(path: &Path, row: &Row) -> String {
     let service = format!("{} {}", path.service, path.kind);
     let Summary { requests, failed, p50, .. } = &row.total;
     let color = if *failed > 0 { "{r}" } else { "" };
-    let mut line = format!(
-        "{from:<8}{to:<18}{transport:<4}{service:<15}{requests:>8}{color}{failed:>7}{{0}}{:>8}",
-        p50.map_or("-".to_owned(), time)
-    );
+    let p50 = p50.map_or("-".to_owned(), time);
+    let mut line =
+        format!("{from:<7}{to:<18}{transport:<4}{service:<15}{requests:>6}{color}{failed:>7}{{0}}{p50:>7}");
     let answered: usize = row.recent.answers.iter().sum();
     for count in row.recent.answers {
         let share = count * 100 / answered.max(1);
-        let cell = if count == 0 { "-".to_owned() } else { format!("{} {share:>3}%", bar(share)) };
-        let color = if count == 0 { "{d}" } else { "{g}" };
-        let _ = write!(line, "{color}{cell:>10}{{0}}");
+        let text = match count {
+            0 => "-".to_owned(),
+            _ if bars => format!("{} {share:>3}%", bar(share)),
+            _ => format!("{share}%"),
+        };
+        let (color, cell) = (if count == 0 { "{d}" } else { "{g}" }, cell_width(bars));
+        let _ = write!(line, "{color}{text:>cell$}{{0}}");
     }
     line
 }
@@ -162,22 +170,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_line_is_too_wide() {
+    fn the_table_keeps_its_width() {
         let full = Summary {
-            requests: 9_999_999,
-            failed: 999_999,
-            p50: Some(Duration::from_millis(1999)),
+            requests: 999_999,
+            failed: 99_999,
+            p50: Some(Duration::from_millis(999)),
             answers: [5000, 0, 5000],
         };
         let rows: [Row; PATHS.len()] =
             std::array::from_fn(|_| Row { total: full.clone(), recent: full.clone() });
-        let plain = Screen { live: false, drawn: 0 };
-        for line in table("heading", &rows).iter().map(|line| plain.paint(line)) {
-            assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+        let plain = Screen { live: false, bars: true, drawn: 0 };
+        for (bars, width) in [(true, WIDE), (false, NARROW)] {
+            let lines: Vec<_> = table("heading", &rows, bars).iter().map(|line| plain.paint(line)).collect();
+            for line in &lines[1..=2 + PATHS.len()] {
+                assert_eq!(line.chars().count(), width, "{line}");
+            }
         }
-        let line = plain.paint(&line(&PATHS[0], &rows[0]));
-        assert!(line.starts_with("client  198.51.100.10:80  tcp shop LB "), "{line}");
-        assert!(line.ends_with("##  50%         -   ##  50%"), "{line}");
+        let text = plain.paint(&line(&PATHS[0], &rows[0], true));
+        assert!(text.starts_with("client 198.51.100.10:80  tcp shop LB "), "{text}");
+        assert!(text.ends_with("##  50%         -   ##  50%"), "{text}");
+    }
+
+    #[test]
+    fn colours_are_for_terminals() {
+        let plain = Screen { live: false, bars: true, drawn: 0 };
+        assert_eq!(plain.paint("{b}a{0} ##"), "a ##");
+        let mut live = Screen { live: true, bars: true, drawn: 0 };
+        assert_eq!(live.paint("{b}a{0} #"), "\x1b[1ma\x1b[0m \u{2588}");
+        live.live = false;
     }
 
     #[test]
