@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Credentials that expire and are replaced.
+
+use std::time::Duration;
+
+use model::Kind;
+use testkit::apiserver::{ApiServer, Credential, Login};
+
+use crate::{
+    follow::Following,
+    objects::{addresses, server, slice},
+};
+
+/// Makes what the source has worthless.
+fn expire(server: &ApiServer, login: Login) {
+    match login {
+        Login::Certificate => server.rotate_certificate(),
+        _ => {
+            server.rotate_token();
+        }
+    }
+}
+
+#[test]
+fn replaced_credentials_are_taken_up() {
+    for login in [Login::Token, Login::TokenFile, Login::Certificate, Login::Exec] {
+        let server = server(20);
+        let following = Following::start_with(&server, login, false);
+        following.converge(&server);
+        let by_certificate =
+            server.requests().iter().any(|request| request.credential == Credential::Certificate);
+        assert_eq!(by_certificate, login == Login::Certificate);
+        following.begin();
+
+        expire(&server, login);
+        server.forget_requests();
+        server.put(slice("svc0001-x", &addresses(41, 3)));
+        following.converge(&server);
+        assert_eq!(server.requests().len(), 0, "{login:?}: watches under way go on");
+
+        server.cut_connections();
+        server.put(slice("svc0002-x", &addresses(42, 3)));
+        server.delete(Kind::EndpointSlice, "shop", "svc0003-x");
+        following.pass(Duration::from_secs(60));
+        let requests = server.requests();
+        assert!(requests.iter().all(|request| request.status == 401), "{login:?}");
+        assert!((4..=60).contains(&requests.len()), "{login:?}: {} requests in a minute", requests.len());
+        assert_eq!(following.removed(), [""; 0], "{login:?}");
+
+        server.kubeconfig(following.dir.path(), login);
+        following.converge(&server);
+        assert_eq!(following.removed(), ["EndpointSlice shop/svc0003-x"], "{login:?}");
+        assert!(Kind::ALL.iter().all(|kind| following.ends(*kind) == 1), "{login:?}: no list was needed");
+    }
+}
+
+#[test]
+fn credentials_replaced_in_time_are_never_missed() {
+    for login in [Login::TokenFile, Login::Certificate] {
+        let server = server(20);
+        let following = Following::start_with(&server, login, false);
+        following.converge(&server);
+        for round in 0..3 {
+            expire(&server, login);
+            match login {
+                Login::Certificate => server.write_certificate(following.dir.path()),
+                _ => server.write_token(following.dir.path()),
+            }
+            server.forget_requests();
+            server.cut_connections();
+            server.put(slice("svc0001-x", &addresses(round, 3 + round)));
+            following.converge(&server);
+            if login == Login::Certificate {
+                assert!(server.requests().iter().all(|request| request.status == 200), "round {round}");
+            }
+        }
+    }
+}
