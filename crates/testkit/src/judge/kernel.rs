@@ -221,10 +221,12 @@ impl Referee<'_> {
 
     /// Each source comes several times in a row, and must meet the same endpoint.
     fn meet_again(&self, to: &[Target], stick: Stick, before: Option<&Vec<Met>>) -> Result<Vec<Met>, String> {
+        let is_crowd = self.probe.sources.len() > 1;
+        let times = if is_crowd { 3 } else { 24 };
         let mut all = Vec::new();
         for source in &self.probe.sources {
             let first = self.ask(*source)?.ok_or("is silent")?;
-            for _ in 0..3 {
+            for _ in 0..times {
                 let next = self.ask(*source)?.ok_or("is silent")?;
                 if next != first {
                     return Err(format!("sends {source} to {next:?} after {first:?}"));
@@ -233,7 +235,6 @@ impl Referee<'_> {
             all.push(first);
         }
         let distinct: BTreeSet<&Met> = all.iter().collect();
-        let is_crowd = self.probe.sources.len() > 1;
         match (stick, before) {
             (Stick::Sticky, _) if is_crowd && distinct.len() < to.len() => {
                 Err(format!("sends so many clients to {distinct:?} only"))
