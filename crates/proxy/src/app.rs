@@ -144,7 +144,10 @@ impl Proxy {
                 Some(reason) = self.fatal.recv() => Err(reason),
             }
         });
-        self.runtime = Some(runtime);
+        // Everything ends with the process. To wait for a sweep that is under way would only delay it, and what
+        // the kernel has not taken whole it has not taken at all.
+        runtime.shutdown_background();
+        std::mem::forget(self);
         outcome
     }
 }

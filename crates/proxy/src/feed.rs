@@ -68,8 +68,12 @@ impl Feed {
         runtime.spawn(async move {
             while !updates.is_closed() {
                 let run = tokio::spawn(self.clone().run(updates.clone(), Arc::clone(&problems)));
-                if let Err(error) = run.await {
-                    tracing::error!(%error, "the source ended; this is a bug, please report it; starting it again");
+                let ended = run.await.err().map_or("it returned".to_owned(), |error| error.to_string());
+                if !updates.is_closed() {
+                    tracing::error!(
+                        ended,
+                        "the source ended; this is a bug, please report it; starting it again"
+                    );
                 }
                 tokio::time::sleep(AGAIN).await;
             }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `-v` from 2 on shows what is of use when something is wrong (`debug!`), from 4 on every step (`trace!`);
-//! libraries are quiet until 6. A warning or error that repeats is told once a minute, with a count, and no
+//! libraries are quiet until 2, and tell their steps from 6 on. A message without fields stands there plainly. A warning or error that repeats is told once a minute, with a count, and no
 //! single place in the program may write more than a few dozen lines in a row: a node in trouble must not
 //! drown in the messages about it.
 
@@ -76,13 +76,14 @@ impl Journal {
     /// The verbosity a place in the program has to be logged at.
     fn needed(metadata: &Metadata<'_>) -> u32 {
         let ours = OURS.contains(&metadata.target().split("::").next().unwrap_or_default());
-        match *metadata.level() {
-            Level::ERROR | Level::WARN => 0,
-            Level::INFO if ours => 0,
-            Level::DEBUG if ours => 2,
-            Level::TRACE if ours => 4,
-            Level::INFO | Level::DEBUG => 6,
-            Level::TRACE => 8,
+        match (*metadata.level(), ours) {
+            (Level::ERROR | Level::WARN | Level::INFO, true) => 0,
+            (Level::DEBUG, true) => 2,
+            (Level::TRACE, true) => 4,
+            // What a library finds bad comes back to us as an error, and is told in our words.
+            (Level::ERROR | Level::WARN, false) => 2,
+            (Level::INFO | Level::DEBUG, false) => 6,
+            (Level::TRACE, false) => 8,
         }
     }
 
@@ -122,8 +123,11 @@ impl Journal {
             Level::WARN => 'W',
             _ => 'I',
         };
-        let mut line =
-            format!("{letter}{} {:>7} {place}] {:?}", clock::klog(now), std::process::id(), fields.message);
+        let message = match fields.rest.is_empty() && extra.is_empty() {
+            true => fields.message.replace('\n', " "),
+            false => format!("{:?}", fields.message),
+        };
+        let mut line = format!("{letter}{} {:>7} {place}] {message}", clock::klog(now), std::process::id());
         for (name, value) in &fields.rest {
             // A JSON string is quoted and has no line breaks, as wanted here.
             let _ = write!(line, " {name}={value}");
@@ -289,7 +293,7 @@ mod tests {
     fn text_lines_look_like_klog() {
         let text = logged(&settings("text", 0), || {
             tracing::info!(services = 3, name = "a\nb", mode = %"nftables", "serving");
-            tracing::warn!("careful");
+            tracing::warn!("careful: \"x\"\nand more");
             tracing::error!("bad");
         });
         let lines: Vec<_> = text.lines().collect();
@@ -297,6 +301,7 @@ mod tests {
         assert!(lines[0].starts_with('I') && lines[1].starts_with('W') && lines[2].starts_with('E'));
         let (head, tail) = lines[0].split_once("] ").expect("a klog head");
         assert_eq!(tail, r#""serving" services=3 name="a\nb" mode="nftables""#);
+        assert!(lines[1].ends_with("] careful: \"x\" and more"), "{}", lines[1]);
         assert!(head.contains(&format!(" {} log.rs:", std::process::id())), "{head}");
     }
 

@@ -327,15 +327,16 @@ impl Reconciler {
     /// From the change in the cluster to the kernel. What happened before our start was not ours to be fast with.
     fn trigger_times(&self, nanos: &[i64], changes: &Changes, now: SystemTime) {
         let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        for family in self.ports.status.served() {
-            if !changes.frontends.iter().any(|frontend| frontend.family() == family) {
-                continue;
-            }
-            let histogram = self.ports.metrics.network_programming.with(&[ip_family(family)]);
-            for time in nanos.iter().filter_map(|nanos| u64::try_from(*nanos).ok()).map(Duration::from_nanos)
-            {
-                if time > since_1970(self.started) {
-                    histogram.observe(since_1970(now).saturating_sub(time).as_secs_f64());
+        let times = nanos.iter().filter_map(|nanos| u64::try_from(*nanos).ok()).map(Duration::from_nanos);
+        for time in times.filter(|time| *time > since_1970(self.started)) {
+            let took = since_1970(now).saturating_sub(time);
+            for family in self.ports.status.served() {
+                if changes.frontends.iter().any(|frontend| frontend.family() == family) {
+                    self.ports
+                        .metrics
+                        .network_programming
+                        .with(&[ip_family(family)])
+                        .observe(took.as_secs_f64());
                 }
             }
         }
