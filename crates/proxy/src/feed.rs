@@ -16,7 +16,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// A source that can be started.
 #[derive(Clone)]
 pub enum Feed {
+    /// The API server.
     Kube { access: Arc<kube::Access>, node_name: Arc<str>, status: Arc<kube::Status> },
+    /// A file or a folder.
     File { path: PathBuf, node_name: Arc<str> },
 }
 

@@ -27,6 +27,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
+    /// Idle from the beginning.
     pub fn new(max_pause: Duration, max_backoff: Duration) -> Pacer {
         Pacer { max_pause, max_backoff, not_before: None, failures: 0 }
     }

@@ -108,6 +108,7 @@ impl Status {
         Family::BOTH.into_iter().filter(move |family| families[*family])
     }
 
+    /// How things are at this time.
     pub fn report(&self, now: SystemTime) -> Report {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let waited = state.queued.and_then(|since| now.duration_since(since).ok()).unwrap_or_default();

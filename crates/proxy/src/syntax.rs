@@ -16,8 +16,10 @@ pub use source::lower::{parse_cidr, parse_ip};
 pub struct GoDuration(pub i64);
 
 impl GoDuration {
+    /// No time at all.
     pub const ZERO: GoDuration = GoDuration(0);
 
+    /// So many seconds.
     pub const fn from_secs(secs: i64) -> GoDuration {
         GoDuration(secs * 1_000_000_000)
     }

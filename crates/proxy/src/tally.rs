@@ -71,6 +71,7 @@ impl Tally {
         }
     }
 
+    /// Sets the gauges.
     pub fn publish(&self, metrics: &Metrics, families: impl Iterator<Item = Family>) {
         for family in families {
             for policy in Policy::BOTH {

@@ -43,9 +43,13 @@ pub struct Checked {
 /// The modes that have a name. Not all of them are built yet; see `app`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// Maps of ports, over netlink; the default.
     Nftables,
+    /// The chains kube-proxy makes.
     Iptables,
+    /// Virtual servers.
     Ipvs,
+    /// A proxy process.
     Userspace,
 }
 

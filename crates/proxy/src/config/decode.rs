@@ -34,8 +34,10 @@ pub struct Notice {
     pub reason: Reason,
 }
 
+/// Why a field was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
+    /// Nobody knows it.
     Unknown,
     /// It stands there twice; the last one counts.
     Duplicate,

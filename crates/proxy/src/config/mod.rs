@@ -66,6 +66,7 @@ pub struct Config {
     pub winkernel: Winkernel,
 }
 
+/// How to talk to the API server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClientConnection {
@@ -76,6 +77,7 @@ pub struct ClientConnection {
     pub qps: f32,
 }
 
+/// Limits and timeouts of connection tracking; zero leaves the host's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Conntrack {
@@ -88,6 +90,7 @@ pub struct Conntrack {
     pub udp_timeout: GoDuration,
 }
 
+/// What the interface modes of `detectLocalMode` look for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct DetectLocal {
@@ -95,6 +98,7 @@ pub struct DetectLocal {
     pub interface_name_prefix: String,
 }
 
+/// For the iptables mode; the mark also for ipvs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Iptables {
@@ -105,6 +109,7 @@ pub struct Iptables {
     pub sync_period: GoDuration,
 }
 
+/// For the ipvs mode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Ipvs {
@@ -120,6 +125,7 @@ pub struct Ipvs {
     pub udp_timeout: GoDuration,
 }
 
+/// What is logged, and how.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Logging {
@@ -132,6 +138,7 @@ pub struct Logging {
     pub vmodule: Vec<VModule>,
 }
 
+/// Options of each format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LoggingOptions {
@@ -157,6 +164,7 @@ pub struct VModule {
     pub verbosity: u32,
 }
 
+/// For the nftables mode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Nftables {

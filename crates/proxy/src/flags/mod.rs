@@ -44,6 +44,7 @@ pub struct Options {
 /// Where Services and EndpointSlices come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Source {
+    /// The API server.
     #[default]
     Kubernetes,
     /// A file or a folder of manifests.

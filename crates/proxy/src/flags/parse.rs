@@ -43,16 +43,19 @@ impl<T> Flag<T> {
         Flag { alone: Some("true"), ..Flag::new(name, "", default, help, set) }
     }
 
+    /// The same, effective also beside `--config`.
     pub const fn always(mut self) -> Flag<T> {
         self.always = true;
         self
     }
 
+    /// The same with a short form.
     pub const fn letter(mut self, letter: char) -> Flag<T> {
         self.letter = Some(letter);
         self
     }
 
+    /// The same, hidden, with advice for those who use it.
     pub const fn deprecated(mut self, advice: &'static str) -> Flag<T> {
         self.deprecated = Some(advice);
         self

@@ -11,6 +11,7 @@ use crate::{
 
 type Outcome = Result<(), String>;
 
+/// All flags of the proxy.
 pub const FLAGS: &[Flag<Options>] = &[
     // What to do.
     value("config", "file", "", "Read the configuration from this KubeProxyConfiguration file.", |o, v| {

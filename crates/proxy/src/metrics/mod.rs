@@ -26,6 +26,7 @@ macro_rules! metrics {
         }
 
         impl Metrics {
+            /// Nothing counted yet. `started` is when the process was.
             pub fn new(started: SystemTime) -> Metrics {
                 Metrics { started, $($field: Family::new($name, $help, &[$($label),*], $make),)* }
             }

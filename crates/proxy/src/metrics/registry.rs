@@ -86,10 +86,12 @@ pub(super) trait Sample {
 pub struct Counter(AtomicU64);
 
 impl Counter {
+    /// Grows by so many.
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Relaxed);
     }
 
+    /// What it has grown to.
     pub fn value(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -108,10 +110,12 @@ impl Sample for Counter {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
+    /// Becomes this.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Relaxed);
     }
 
+    /// What it is.
     pub fn value(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
@@ -139,6 +143,7 @@ impl Histogram {
         Histogram { bounds, counts, sum: Mutex::new(0.0) }
     }
 
+    /// Counts one observation.
     pub fn observe(&self, value: f64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket].fetch_add(1, Relaxed);
