@@ -108,6 +108,9 @@ impl<R: Resource> Follower<R> {
             };
             let next = self.next(&trouble);
             self.note(&trouble, next);
+            if self.is_kept_from_us(&trouble) && self.tell_none().await.is_err() {
+                return;
+            }
             match next {
                 Next::Now => {}
                 Next::Later => sleep(self.pause(&trouble)).await,
@@ -131,18 +134,18 @@ impl<R: Resource> Follower<R> {
     }
 
     fn next(&mut self, trouble: &Trouble) -> Next {
-        let is_forbidden = matches!(trouble, Trouble::Status { code: 403, .. });
         match self.protocol.trouble(trouble) {
             Next::Absent if !self.place.may_be_absent => Next::Later,
-            // Roles made for an older kube-proxy do not have the kind. It must not hold up all others; but what
-            // has once been seen is kept.
-            Next::Later
-                if self.place.may_be_absent && is_forbidden && !self.shared.status.of(R::KIND).listed =>
-            {
-                Next::Absent
-            }
             next => next,
         }
+    }
+
+    /// Whether a kind that a cluster may lack is kept from us, and has not been seen before: roles made for an
+    /// older kube-proxy do not have it, and that must not hold up all other kinds.
+    fn is_kept_from_us(&self, trouble: &Trouble) -> bool {
+        self.place.may_be_absent
+            && matches!(trouble, Trouble::Status { code: 403, .. })
+            && !self.shared.status.of(R::KIND).listed
     }
 
     /// One request and all of its answer. Returns when a page has been taken in.
@@ -208,6 +211,10 @@ impl<R: Resource> Follower<R> {
                 return Err(Trouble::Closed { lived: opened.elapsed() }.into());
             };
             self.shared.status.heard(R::KIND);
+            // Less proves little: a server can list, send an event, and lose us again.
+            if stage == Stage::Watch && opened.elapsed() >= STEADY {
+                self.backoff.reset();
+            }
             frames.push(&bytes);
             drop(bytes);
             while let Some(event) = frames.next()? {
@@ -223,10 +230,6 @@ impl<R: Resource> Follower<R> {
                 };
                 if let Some(update) = update {
                     self.send(update).await?;
-                }
-                // A list alone proves little: a server can list and then refuse every watch.
-                if stage == Stage::Watch {
-                    self.backoff.reset();
                 }
             }
         }
@@ -317,8 +320,7 @@ impl<R: Resource> Follower<R> {
     }
 
     fn note(&self, trouble: &Trouble, next: Next) {
-        let is_forbidden = matches!(trouble, Trouble::Status { code: 403, .. });
-        let is_routine = next == Next::Now || (next == Next::Absent && !is_forbidden);
+        let is_routine = next == Next::Now || next == Next::Absent;
         self.shared.status.note(R::KIND, |status| {
             status.connected = false;
             if !is_routine {
@@ -458,6 +460,8 @@ const LIST_IDLE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(150);
 /// A server that does not know a kind may learn it by an upgrade.
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
+/// All is well again once a watch has lived so long.
+const STEADY: Duration = Duration::from_secs(10);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 const PAGE: &str = "500";
 const MAX_ERROR: usize = 64 << 10;

@@ -94,6 +94,10 @@ pub(crate) struct Protocol {
     json: bool,
     /// The initial events of a streamed list are coming.
     is_listing: bool,
+    /// Streamed lists that came to nothing, one after the other.
+    lost_streams: u32,
+    /// Watches that ended at something unreadable, one after the other, without an event before it.
+    stuck: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +109,15 @@ enum Stage {
 
 impl Protocol {
     pub(crate) fn new(json: bool) -> Protocol {
-        Protocol { stage: Stage::Start, page_lists: 0, whole: false, json, is_listing: false }
+        Protocol {
+            stage: Stage::Start,
+            page_lists: 0,
+            whole: false,
+            json,
+            is_listing: false,
+            lost_streams: 0,
+            stuck: 0,
+        }
     }
 
     pub(crate) fn json(&self) -> bool {
@@ -147,13 +159,14 @@ impl Protocol {
             Heading::Present { version } => (version, Act::Apply),
             Heading::Gone { version } => (version, Act::Remove),
             Heading::Bookmark { version, ends_list } if self.is_listing && ends_list => {
-                self.is_listing = false;
+                (self.is_listing, self.lost_streams) = (false, 0);
                 self.stage = Stage::Watching { version };
                 return Ok(Act::EndList);
             }
             Heading::Bookmark { version, .. } => (version, Act::Nothing),
         };
         if let Stage::Watching { version: last } = &mut self.stage {
+            self.stuck = 0;
             if is_older(&version, last) {
                 return Err(Trouble::OutOfOrder { version, after: last.clone() });
             }
@@ -171,18 +184,29 @@ impl Protocol {
         if !is_watching {
             self.stage = Stage::Start;
         }
-        let was_listing = std::mem::take(&mut self.is_listing);
+        self.is_listing = false;
         match trouble {
-            // It took the request for a stream and then sent nothing more: perhaps it can page.
-            Trouble::Idle if was_streaming_list && was_listing => {
-                self.page_lists = PAGED_LISTS;
-                Next::Later
-            }
             Trouble::Closed { lived } if is_watching && *lived >= SHORT_WATCH => Next::Now,
             Trouble::Idle if is_watching => Next::Now,
-            Trouble::Closed { .. } | Trouble::Idle | Trouble::Transport(_) | Trouble::Malformed(_) => {
+            Trouble::Malformed(_) if is_watching => {
+                // Perhaps one object cannot be read. In a list it spoils only itself.
+                self.stuck += 1;
+                if self.stuck >= STUCK {
+                    (self.stage, self.stuck) = (Stage::Start, 0);
+                }
                 Next::Later
             }
+            Trouble::Closed { .. } | Trouble::Idle | Trouble::Malformed(_) => {
+                // A server that takes the request for a stream and does not deliver can perhaps page.
+                if was_streaming_list {
+                    self.lost_streams += 1;
+                    if self.lost_streams >= LOST_STREAMS {
+                        (self.page_lists, self.lost_streams) = (PAGED_LISTS, 0);
+                    }
+                }
+                Next::Later
+            }
+            Trouble::Transport(_) => Next::Later,
             Trouble::OutOfOrder { .. } => {
                 self.stage = Stage::Start;
                 Next::Later
@@ -236,7 +260,11 @@ fn is_older(version: &str, than: &str) -> bool {
 }
 
 /// A watch that ends sooner did not end because its time was up.
-const SHORT_WATCH: Duration = Duration::from_secs(1);
+const SHORT_WATCH: Duration = Duration::from_secs(10);
+/// Streamed lists that come to nothing before pages are tried.
+const LOST_STREAMS: u32 = 2;
+/// Watches that end at something unreadable before everything is listed anew.
+const STUCK: u32 = 3;
 /// Lists that are paged after one that could not be streamed.
 const PAGED_LISTS: u32 = 8;
 
@@ -251,6 +279,8 @@ mod tests {
     fn bookmark(version: &str, ends_list: bool) -> Heading {
         Heading::Bookmark { version: version.into(), ends_list }
     }
+
+    const LONG: Duration = Duration::from_secs(300);
 
     fn status(code: u16) -> Trouble {
         Trouble::Status { code, message: String::new(), retry_after: None, in_stream: false }
@@ -359,17 +389,35 @@ mod tests {
     }
 
     #[test]
-    fn a_streamed_list_that_stalls_is_asked_for_in_pages() {
-        let mut protocol = Protocol::new(false);
-        assert_eq!(protocol.trouble(&Trouble::Idle), Next::Later);
-        assert_eq!(
-            protocol.ask(),
-            Ask::Stream,
-            "a server that did not answer at all says nothing about streams"
-        );
-        protocol.accepted();
-        assert_eq!(protocol.trouble(&Trouble::Idle), Next::Later);
-        assert_eq!(protocol.ask(), Ask::Page { token: None, whole: false });
+    fn a_streamed_list_that_comes_to_nothing_is_asked_for_in_pages() {
+        for trouble in [Trouble::Idle, Trouble::Closed { lived: LONG }, Trouble::Malformed("x".into())] {
+            let mut protocol = Protocol::new(false);
+            protocol.accepted();
+            assert_eq!(protocol.trouble(&trouble), Next::Later);
+            assert_eq!(protocol.ask(), Ask::Stream, "once is no proof");
+            // A server that is not there says nothing about what it can do.
+            protocol.trouble(&Trouble::Transport("refused".into()));
+            assert_eq!(protocol.ask(), Ask::Stream);
+            protocol.trouble(&trouble);
+            assert_eq!(protocol.ask(), Ask::Page { token: None, whole: false }, "{trouble:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_can_never_be_read_leads_to_a_list() {
+        let mut protocol = watching("5");
+        let trouble = Trouble::Malformed("garbage".into());
+        for round in 1..STUCK {
+            protocol.trouble(&trouble);
+            assert_eq!(protocol.ask(), Ask::Watch { version: "5".into() }, "after {round}");
+        }
+        protocol.event(present("6")).unwrap();
+        for _ in 1..STUCK {
+            protocol.trouble(&trouble);
+        }
+        assert_eq!(protocol.ask(), Ask::Watch { version: "6".into() }, "it had gone on in between");
+        assert_eq!(protocol.trouble(&trouble), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Stream);
     }
 
     #[test]
