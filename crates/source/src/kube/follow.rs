@@ -141,10 +141,12 @@ impl<R: Resource> Follower<R> {
     }
 
     /// Whether a kind that a cluster may lack is kept from us, and has not been seen before: roles made for an
-    /// older kube-proxy do not have it, and that must not hold up all other kinds.
+    /// older kube-proxy do not have it, and that must not hold up all other kinds. A server that has just been
+    /// started refuses everybody for some seconds, and what it holds must not be taken for nothing.
     fn is_kept_from_us(&self, trouble: &Trouble) -> bool {
         self.place.may_be_absent
             && matches!(trouble, Trouble::Status { code: 403, .. })
+            && self.backoff.tries() >= FORBIDDEN_TRIES
             && !self.shared.status.of(R::KIND).listed
     }
 
@@ -175,7 +177,10 @@ impl<R: Resource> Follower<R> {
         match ask {
             Ask::Page { .. } => self.take_page(format, body).await,
             Ask::Stream | Ask::Watch { .. } => {
-                self.shared.status.note(R::KIND, |status| status.watches += 1);
+                self.shared.status.note(R::KIND, |status| {
+                    status.watches += 1;
+                    status.connected = true;
+                });
                 self.take_stream(format, body).await
             }
         }
@@ -210,7 +215,6 @@ impl<R: Resource> Follower<R> {
             let Some(bytes) = next_bytes(&mut body, patience).await? else {
                 return Err(Trouble::Closed { lived: opened.elapsed() }.into());
             };
-            self.shared.status.heard(R::KIND);
             // Less proves little: a server can list, send an event, and lose us again.
             if stage == Stage::Watch && opened.elapsed() >= STEADY {
                 self.backoff.reset();
@@ -225,12 +229,13 @@ impl<R: Resource> Follower<R> {
                     Act::EndList => {
                         self.end_list().await?;
                         stage = Stage::Watch;
-                        continue;
+                        None
                     }
                 };
                 if let Some(update) = update {
                     self.send(update).await?;
                 }
+                self.shared.status.heard(R::KIND);
             }
         }
     }
@@ -458,6 +463,8 @@ const LIST_IDLE: Duration = Duration::from_secs(30);
 /// A server sends a bookmark each minute. After a longer silence the watch is opened again from where it was,
 /// which costs a server that was merely quiet one request.
 const IDLE: Duration = Duration::from_secs(150);
+/// Refusals until they are believed; five or six seconds.
+const FORBIDDEN_TRIES: u32 = 5;
 /// A server that does not know a kind may learn it by an upgrade.
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
 /// All is well again once a watch has lived so long.
