@@ -193,6 +193,10 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<St
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(|error| refuse(sentence(&error)))?;
+    // An empty list of authorities would trust nobody, for ever, and say so only of the server's certificate.
+    if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
+        return Err(refuse("its certificate authority holds no PEM certificate".into()));
+    }
     Ok((config, files))
 }
 
@@ -268,6 +272,10 @@ mod tests {
             (
                 "current-context: a\ncontexts: [{name: a, context: {cluster: gone, user: u}}]\nusers: [{name: u, user: {}}]",
                 "gone",
+            ),
+            (
+                "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:1\", certificate-authority-data: bm90IGEgY2VydGlmaWNhdGU=}}]\nusers: [{name: u, user: {}}]",
+                "holds no PEM certificate",
             ),
         ] {
             std::fs::write(&path, text).unwrap();
