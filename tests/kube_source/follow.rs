@@ -28,6 +28,7 @@ pub(crate) struct Following {
     pub(crate) dir: TempDir,
     pub(crate) status: Arc<Status>,
     mirror: Arc<Mutex<Mirror>>,
+    runtime: runtime::Handle,
     orders: Option<mpsc::UnboundedSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -50,10 +51,11 @@ impl Following {
         let status = Arc::new(Status::default());
         let mirror = Arc::new(Mutex::new(Mirror::new()));
         let (orders, receiver) = mpsc::unbounded_channel();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let handle = runtime.handle().clone();
         let thread = {
             let (status, mirror) = (status.clone(), mirror.clone());
             thread::spawn(move || {
-                let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                 runtime.block_on(async {
                     let access = Arc::new(Access::open(settings).await.expect("the kubeconfig is good"));
                     // Short, so that the source also meets a receiver that is slower than the server.
@@ -66,7 +68,13 @@ impl Following {
                 });
             })
         };
-        Following { dir, status, mirror, orders: Some(orders), thread: Some(thread) }
+        Following { dir, status, mirror, runtime: handle, orders: Some(orders), thread: Some(thread) }
+    }
+
+    /// For how long of its time the source has heard nothing of a kind.
+    pub(crate) fn silence(&self, kind: Kind) -> Option<Duration> {
+        let _its_clock = self.runtime.enter();
+        self.status.of(kind).silence()
     }
 
     pub(crate) fn mirror(&self) -> MutexGuard<'_, Mirror> {
@@ -98,14 +106,14 @@ impl Following {
         }
     }
 
-    /// Waits until something is so; the source's time goes by about ten times as fast as ours.
+    /// Waits until something is so; the source's time goes by about twenty times as fast as ours.
     pub(crate) fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !is_so() {
             let error = |kind| self.status.of(kind).last_error;
             let patience = Duration::from_secs(60);
             assert!(begun.elapsed() < patience, "not so: {what}; {:?}", Kind::ALL.map(error));
-            self.skip(Duration::from_millis(90));
+            self.skip(STEP);
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -115,7 +123,7 @@ impl Following {
         let begun = Instant::now();
         while self.view() != expected(server) || !self.mirror().is_complete() {
             assert!(begun.elapsed() < Duration::from_secs(60), "not converged: {}", self.differences(server));
-            self.skip(Duration::from_millis(90));
+            self.skip(STEP);
             thread::sleep(Duration::from_millis(10));
         }
         let mirror = self.mirror();
@@ -145,6 +153,19 @@ impl Following {
         mirror.removed.clear();
         mirror.told = 0;
         mirror.take_is_dirty();
+    }
+
+    /// Lets the source see that all is well, so that the next trouble finds it without any backoff.
+    pub(crate) fn settle(&self, server: &ApiServer) {
+        // At first some kinds may still wait for their next try; then their watches have to live for a while.
+        for _ in 0..2 {
+            self.skip(Duration::from_secs(20));
+            let heard = |kind| self.silence(kind).is_some_and(|silence| silence < Duration::from_secs(15));
+            self.wait_until("bookmarks are heard", || {
+                server.send_bookmarks();
+                Kind::ALL.into_iter().all(heard)
+            });
+        }
     }
 
     /// What was removed since [`Following::begin`].
@@ -179,3 +200,6 @@ async fn obey(mut orders: mpsc::UnboundedReceiver<Order>) {
         let _ = done.send(());
     }
 }
+
+/// How far the source's clock is moved in each hundredth of a second of waiting.
+const STEP: Duration = Duration::from_millis(200);

@@ -207,11 +207,7 @@ fn bookmarks_keep_a_quiet_watch_from_growing_old() {
     following.converge(&server);
     server.compact();
     server.forget_requests();
-    following.skip(Duration::from_secs(60));
-    server.send_bookmarks();
-    let heard =
-        |kind| following.status.of(kind).silence().is_some_and(|silence| silence < Duration::from_secs(30));
-    following.wait_until("the bookmark was heard", || Kind::ALL.into_iter().all(heard));
+    following.settle(&server);
     server.cut_connections();
     following.wait_until("four requests", || server.requests().len() >= 4);
     server.put(slice("svc0000-x", &addresses(3, 3)));
@@ -232,7 +228,7 @@ fn a_list_that_never_ends_removes_nothing_and_completes_nothing() {
         let others = [Kind::Service, Kind::Node, Kind::ServiceCidr];
         following
             .wait_until("other kinds are listed", || others.iter().all(|kind| following.ends(*kind) == 1));
-        following.pass(Duration::from_secs(60));
+        following.pass(Duration::from_secs(30));
         assert_eq!(following.ends(Kind::EndpointSlice), 0);
         assert!(!following.mirror().is_complete());
         server.behave();
@@ -248,7 +244,7 @@ fn a_list_that_never_ends_removes_nothing_and_completes_nothing() {
         following.converge(&server);
         server.compact();
         server.cut_connections();
-        following.pass(Duration::from_secs(60));
+        following.pass(Duration::from_secs(30));
         assert_eq!(following.ends(Kind::EndpointSlice), 1);
         assert_eq!(following.removed(), ["EndpointSlice shop/svc0599-x"]);
         server.behave();

@@ -2,7 +2,12 @@
 
 //! The port, and the connections that come in by it.
 
-use std::{io, net::SocketAddr, pin::pin, sync::Arc, sync::mpsc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -88,14 +93,21 @@ async fn accept(listener: TcpListener, shared: &Arc<Shared>, tls: &TlsAcceptor) 
 async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
     let mut orders = shared.orders.subscribe();
     let begun = *orders.borrow_and_update();
-    let mut serving = pin!(serve(&shared, stream, &tls));
+    let guard = shared.serving(begun);
+    let mut serving = Box::pin(serve(&shared, stream, &tls));
     tokio::select! {
         () = &mut serving => return,
         // Errors mean that the server itself goes, here and below.
         _ = orders.wait_for(|now| *now != begun) => {}
     }
-    // Cut, or frozen: then it is held, but no longer driven, and nothing more is sent.
-    let _ = orders.wait_for(|now| now.cuts != begun.cuts).await;
+    if orders.borrow().cuts == begun.cuts {
+        // Frozen: it is held, but no longer driven, and nothing more is sent.
+        drop(guard);
+        let _ = orders.wait_for(|now| now.cuts != begun.cuts).await;
+    } else {
+        drop(serving);
+        drop(guard);
+    }
 }
 
 async fn serve(shared: &Arc<Shared>, stream: TcpStream, tls: &TlsAcceptor) {

@@ -74,10 +74,13 @@ pub enum Verb {
 
 impl When {
     pub const ANY: When = When { kind: None, verbs: &[Verb::Read, Verb::List, Verb::Watch, Verb::WatchList] };
+    /// A list, or a page of one; not a WatchList.
     pub const LIST: When = When { kind: None, verbs: &[Verb::List] };
     /// A watch that is not a WatchList.
     pub const WATCH: When = When { kind: None, verbs: &[Verb::Watch] };
     pub const WATCH_LIST: When = When { kind: None, verbs: &[Verb::WatchList] };
+    /// Both sorts of list.
+    pub const ANY_LIST: When = When { kind: None, verbs: &[Verb::List, Verb::WatchList] };
     /// Both sorts of watch.
     pub const STREAM: When = When { kind: None, verbs: &[Verb::Watch, Verb::WatchList] };
 

@@ -195,15 +195,15 @@ impl ApiServer {
         }
     }
 
-    /// Ends every open connection, as a crash would.
+    /// Ends every open connection, as a crash would. What changes afterwards is not sent on them.
     pub fn cut_connections(&self) {
-        self.shared.orders.send_modify(|orders| orders.cuts += 1);
+        self.shared.order(|orders| orders.cuts += 1);
     }
 
     /// Not one byte more on any connection open now, and none of them ends: so it looks when the network in
     /// between has lost them. New connections are served.
     pub fn freeze_connections(&self) {
-        self.shared.orders.send_modify(|orders| orders.freezes += 1);
+        self.shared.order(|orders| orders.freezes += 1);
     }
 
     /// Every request since the start or [`ApiServer::forget_requests`], in order.

@@ -206,4 +206,4 @@ fn noise() -> Bytes {
         .collect()
 }
 
-const ENDLESS: usize = 256 << 20;
+const ENDLESS: usize = 128 << 20;

@@ -3,11 +3,12 @@
 //! What the tasks of the server and its owner both hold.
 
 use std::{
+    collections::HashMap,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::watch;
@@ -29,6 +30,9 @@ pub(super) struct Shared {
     mute: AtomicBool,
     pub(super) pulse: watch::Sender<Pulse>,
     pub(super) orders: watch::Sender<Orders>,
+    /// Connections that are being served, by the orders there were when they began.
+    served: Mutex<HashMap<Orders, usize>>,
+    left: Condvar,
 }
 
 /// Wakes watches: something has changed.
@@ -39,7 +43,7 @@ pub(super) struct Pulse {
 }
 
 /// What open connections have to do: each number counts how often it was ordered.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Orders {
     pub(super) cuts: u64,
     pub(super) freezes: u64,
@@ -63,6 +67,8 @@ impl Shared {
             mute: AtomicBool::new(false),
             pulse: watch::Sender::new(Pulse::default()),
             orders: watch::Sender::new(Orders::default()),
+            served: Mutex::default(),
+            left: Condvar::new(),
         }
     }
 
@@ -102,6 +108,23 @@ impl Shared {
         self.pulse.send_modify(|_| ());
     }
 
+    /// Gives an order to all connections there are, and waits until they have obeyed: what changes afterwards is
+    /// not sent on them.
+    pub(super) fn order(&self, change: impl FnOnce(&mut Orders)) {
+        self.orders.send_modify(change);
+        let now = *self.orders.borrow();
+        let is_obeyed = |served: &mut HashMap<Orders, usize>| served.keys().all(|begun| *begun == now);
+        // Longer than any connection takes; if a test stops the runtime itself, it must not hang here.
+        let limit = Duration::from_secs(5);
+        let _ = self.left.wait_timeout_while(lock(&self.served), limit, |served| !is_obeyed(served));
+    }
+
+    /// A connection that begins now is being served until the guard goes.
+    pub(super) fn serving(&self, begun: Orders) -> Serving<'_> {
+        *lock(&self.served).entry(begun).or_default() += 1;
+        Serving { shared: self, begun }
+    }
+
     /// Notes a request; gives its place, for [`Shared::note_status`].
     pub(super) fn note(&self, request: Request) -> Place {
         let mut log = self.log();
@@ -124,6 +147,25 @@ impl Shared {
             Credential::Certificate => certificate.is_some() && certificate == access.certificate.as_ref(),
             Credential::Nothing => false,
         }
+    }
+}
+
+/// See [`Shared::serving`].
+pub(super) struct Serving<'a> {
+    shared: &'a Shared,
+    begun: Orders,
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        let mut served = lock(&self.shared.served);
+        if let Some(count) = served.get_mut(&self.begun) {
+            *count -= 1;
+            if *count == 0 {
+                served.remove(&self.begun);
+            }
+        }
+        self.shared.left.notify_all();
     }
 }
 

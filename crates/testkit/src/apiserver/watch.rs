@@ -95,6 +95,8 @@ impl Watch {
         pump.break_if_due().await?;
         let mut version = self.begin(shared, pump).await?;
         loop {
+            // First, so that a bookmark is never older than its order.
+            let ordered = pulse.borrow_and_update().bookmarks;
             let (events, now) = {
                 let store = shared.store();
                 (store.events_after(version, self.resource.kind, &self.selector), store.version())
@@ -103,7 +105,6 @@ impl Watch {
             for event in events {
                 self.send(pump, &event).await?;
             }
-            let ordered = pulse.borrow_and_update().bookmarks;
             if ordered != bookmarks {
                 bookmarks = ordered;
                 self.bookmark(pump, version, false).await?;
