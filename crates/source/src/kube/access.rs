@@ -241,7 +241,7 @@ pub(crate) fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
     texts.join(": ")
 }
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const EXPIRES_SOON: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
