@@ -69,6 +69,10 @@ pub struct Reconciler {
     /// Where no Node objects are to be had, the host itself says what it is.
     stand_in: bool,
     has_node: bool,
+    /// The host has told its addresses, be it that it has none.
+    host_known: bool,
+    /// What the first programming waits for has been told.
+    wait_told: bool,
     started: SystemTime,
     begun: Instant,
     tally: Tally,
@@ -106,6 +110,8 @@ impl Reconciler {
             serving: false,
             stand_in,
             has_node: false,
+            host_known: false,
+            wait_told: false,
             started: SystemTime::now(),
             begun: Instant::now(),
             tally: Tally::default(),
@@ -176,6 +182,7 @@ impl Reconciler {
                 self.waiting.slices += 1;
             }
             Update::Node(_) => self.has_node = true,
+            Update::HostAddresses(_) => self.host_known = true,
             Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
             _ => {}
         }
@@ -210,25 +217,41 @@ impl Reconciler {
     }
 
     /// Before the first programming: until when to wait for the node, if it is to be waited for.
-    fn node_wait(&self, now: Instant) -> Option<Instant> {
+    fn node_wait(&mut self, now: Instant) -> Option<Instant> {
         if self.serving {
             return None;
         }
         let node = self.world.node();
         let addressed = node.is_some_and(|node| node.addresses.v4.is_some() || node.addresses.v6.is_some());
         let ranged = node.is_some_and(|node| node.pod_cidrs.v4.is_some() || node.pod_cidrs.v6.is_some());
-        let patience = match self.world.settings().detect_local {
-            DetectLocal::NodeCidr if !ranged && !self.stand_in => POD_CIDR_PATIENCE,
-            _ if !addressed => NODE_PATIENCE,
-            _ => return None,
+        let (patience, missing) = match self.world.settings().detect_local {
+            DetectLocal::NodeCidr if !ranged && !self.stand_in => (POD_CIDR_PATIENCE, "pod CIDRs"),
+            _ if addressed => return None,
+            // No Node object will come that knows more than the host does.
+            _ if self.stand_in && self.host_known => {
+                self.tell_once(
+                    "this host has no address but loopback: no node port is served until it has one",
+                );
+                return None;
+            }
+            _ => (NODE_PATIENCE, "an address"),
         };
         let until = self.begun + patience;
         if now < until {
-            tracing::debug!("waiting for the Node object, its addresses and pod CIDRs");
+            let name = &self.world.settings().node_name;
+            self.tell_once(&format!(
+                "waiting up to {patience:?} for Node {name} to have {missing}; nothing is programmed before"
+            ));
             return Some(until);
         }
-        tracing::error!(waited = ?patience, "the Node object has not all that is needed; going on without");
+        tracing::error!(waited = ?patience, missing, "the Node object has not all that is needed; going on without");
         None
+    }
+
+    fn tell_once(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.wait_told, true) {
+            tracing::warn!("{why}");
+        }
     }
 
     fn queue(&self) {

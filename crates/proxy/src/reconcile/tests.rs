@@ -308,3 +308,14 @@ fn eligibility_reaches_the_status() {
     bench.tell([Update::Node(node(true)), Update::NodeGone]);
     assert!(!eligible(&bench));
 }
+
+/// From files there may be no Node object, and in an empty network namespace no address: cluster addresses
+/// are served all the same, at once.
+#[test]
+fn a_host_without_an_address_is_not_waited_for() {
+    let mut bench = bench(true);
+    bench.tell(Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]));
+    assert!(bench.calls().is_empty(), "the host has not said yet what it has");
+    bench.tell([Update::HostAddresses(Box::default())]);
+    assert_eq!(bench.calls().len(), 1);
+}
