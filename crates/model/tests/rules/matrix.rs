@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The traffic matrix: who reaches whom, masqueraded or not, from where, under which policy. The tables are those
-//! of the kube-proxy contract, sections 5.2, 5.3 and 5.6.
+//! The traffic matrix: who reaches whom, masqueraded or not, from where, under which policy, as
+//! docs/semantics.md tells it.
 
 use TrafficPolicy::{Cluster, Local};
 use model::{DetectLocal, Endpoint, Family, PerFamily, Protocol, Service, Settings, TrafficPolicy, Update};

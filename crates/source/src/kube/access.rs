@@ -18,6 +18,8 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 
+use super::connect;
+
 /// Where the API server is and who we are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -162,7 +164,7 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
     let token_file = token_file.map(PathBuf::from);
     // Exec plugins run in there, and a token that cannot be sent makes it panic. The stamps were taken before the
     // files are read into the client, so that a change in between is seen.
-    let client = tokio::task::spawn_blocking(move || Client::try_from(config)).await;
+    let client = tokio::task::spawn_blocking(move || connect::client(config)).await;
     let client = client
         .map_err(|_| Error::Client { reason: "its token or password is more than one line of text".into() })?
         .map_err(|error| Error::Client { reason: sentence(&error) })?;

@@ -14,6 +14,7 @@
 
 mod access;
 mod backoff;
+mod connect;
 mod follow;
 mod pages;
 mod protocol;
