@@ -8,7 +8,7 @@ use portolan_tests::root;
 use serde_json::Value;
 
 /// Each crate of ours, and the crates of ours it may use. Its tests may also use the lab and the testkit.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("portolan-model", &[]),
     ("portolan-netlink", &[]),
     ("portolan-dataplane", &["portolan-model", "portolan-netlink"]),
@@ -22,6 +22,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
         "portolan-testkit",
         &["portolan-model", "portolan-netlink", "portolan-dataplane", "portolan-source", "portolan-lab"],
     ),
+    ("portolan-cluster-tests", &["portolan-netlink", "portolan-lab"]),
     ("portolan-tests", &[]),
 ];
 

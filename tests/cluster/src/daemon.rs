@@ -32,8 +32,39 @@ pub struct Ending {
 }
 
 impl Daemon {
-    pub(crate) fn new(program: PathBuf, netns: Netns, folder: PathBuf) -> Daemon {
+    /// A daemon that does not run yet. Its log goes into the folder.
+    pub fn new(program: PathBuf, netns: Netns, folder: PathBuf) -> Daemon {
         Daemon { program, netns, folder, child: None }
+    }
+
+    /// The next start runs this program, as after an upgrade.
+    pub fn upgrade(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
+    /// What it has logged so far, in all its runs.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// Waits until a daemon that was just started has programmed everything.
+    #[track_caller]
+    pub fn must_serve(&mut self) {
+        eventually("the daemon serves", || {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(ended.is_none(), "the daemon ended: {ended:?}");
+            match self.get(10_256, "/healthz")? {
+                (200, _) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    /// The value of a metric without labels.
+    pub fn metric(&self, name: &str) -> Result<f64, String> {
+        let (_, body) = self.get(10_249, "/metrics")?;
+        let line = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).ok_or_else(|| format!("there is no {name}"))
     }
 
     /// Starts it with these flags besides those that every node needs.

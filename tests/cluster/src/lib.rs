@@ -6,6 +6,7 @@
 //!
 //! - `control`: the API server, started, stopped and started again
 //! - `daemon`: the program under test
+//! - [`load`]: traffic that goes on while something happens, and the count of what suffered
 //! - `manifest`: the objects
 //! - `traffic`: questions and what is expected of the answers
 //! - [`Stage`]: all of them together
@@ -17,6 +18,7 @@
 
 mod control;
 mod daemon;
+pub mod load;
 pub mod manifest;
 mod traffic;
 
@@ -32,7 +34,7 @@ use tempfile::TempDir;
 pub use self::{
     control::Control,
     daemon::{Daemon, Ending},
-    traffic::{Steady, Target},
+    traffic::{Steady, Target, answer_everywhere},
 };
 
 /// The longest anything may take. The machine may be busy: only a test that fails waits so long.
@@ -55,7 +57,7 @@ impl Stage {
         let tools = folder("PORTOLAN_CLUSTER_TOOLS_DIR")?;
         let program = folder("PORTOLAN_PROGRAM")?;
         let mut lab = Lab::build(Layout::default()).expect("a lab can be built");
-        traffic::answer_everywhere(&mut lab);
+        answer_everywhere(&mut lab);
         let state = TempDir::with_prefix("stage-").expect("a folder for temporary files");
         let node =
             lab.netns("node-a").and_then(|netns| Ok(netns.try_clone()?)).expect("node-a is in the lab");
@@ -105,7 +107,8 @@ pub fn eventually<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
-fn wait_for<T>(patience: Duration, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+/// Asks until the answer is `Ok` or patience is over; the last answer.
+pub fn wait_for<T>(patience: Duration, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let deadline = Instant::now() + patience;
     loop {
         match ask() {

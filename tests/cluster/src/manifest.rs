@@ -48,6 +48,16 @@ pub fn service(name: &str, host: u16) -> Value {
     })
 }
 
+/// The same with a node port for each of the two.
+pub fn exposed(name: &str, host: u16, node_port: u16) -> Value {
+    let mut service = service(name, host);
+    service["spec"]["type"] = json!("NodePort");
+    for port in service["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        port["nodePort"] = json!(node_port);
+    }
+    service
+}
+
 /// The EndpointSlices of a service, one for each family: these pods, all of them ready.
 pub fn slices(service: &str, pods: &[&str]) -> Vec<Value> {
     Version::BOTH.iter().map(|version| slice(service, pods, *version)).collect()

@@ -102,7 +102,7 @@ impl Target {
 }
 
 /// Everybody answers on [`POD_PORT`].
-pub(crate) fn answer_everywhere(lab: &mut Lab) {
+pub fn answer_everywhere(lab: &mut Lab) {
     for pod in ["a1", "a2", "a3", "b1", "b2"] {
         for (version, transport) in Version::BOTH
             .iter()

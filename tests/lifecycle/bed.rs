@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A node to live on: a lab, an API server on node-a that can be sent away, and the real program beside it.
+
+use std::{
+    env,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{Arc, OnceLock},
+};
+
+use lab::{
+    Lab, Layout,
+    address::{NODE_A, Version},
+};
+use netlink::Netns;
+use serde_json::Value;
+use stage::{Daemon, answer_everywhere, load::Line, manifest};
+use tempfile::TempDir;
+use testkit::apiserver::{ApiServer, Login};
+
+/// The node port of [`Bed::build`]'s service.
+pub(crate) const NODE_PORT: u16 = 30_080;
+
+/// See the module.
+pub(crate) struct Bed {
+    // First, so that it ends first.
+    pub(crate) daemon: Daemon,
+    pub(crate) server: ApiServer,
+    /// Shared, so that a load can use it while the rest is borrowed.
+    pub(crate) lab: Arc<Lab>,
+    kubeconfig: PathBuf,
+    state: TempDir,
+}
+
+impl Bed {
+    /// A node with one service `web` on three pods, and no daemon yet. `None`, with a line that says so, without
+    /// root; but in CI that fails.
+    pub(crate) fn build() -> Option<Bed> {
+        if !rustix::process::geteuid().is_root() {
+            assert!(env::var_os("CI").is_none(), "network namespaces need root");
+            println!("skipped: network namespaces need root");
+            return None;
+        }
+        let mut lab = Lab::build(Layout::default()).expect("a lab can be built");
+        answer_everywhere(&mut lab);
+        let state = TempDir::with_prefix("lifecycle-").expect("a folder for temporary files");
+        let server = node_a(&lab).run(ApiServer::start).expect("node-a can be entered");
+        let kubeconfig = server.kubeconfig(state.path(), Login::Token);
+        let daemon = Daemon::new(
+            program().to_owned(),
+            node_a(&lab).try_clone().expect("a handle"),
+            state.path().to_owned(),
+        );
+        let bed = Bed { daemon, server, lab: Arc::new(lab), kubeconfig, state };
+        bed.put([manifest::node(), manifest::exposed("web", 10, NODE_PORT)]);
+        bed.put(manifest::slices("web", &["a1", "a2", "b1"]));
+        Some(bed)
+    }
+
+    pub(crate) fn put(&self, objects: impl IntoIterator<Item = Value>) {
+        for object in objects {
+            self.server.put(object);
+        }
+    }
+
+    /// The flags of every start.
+    pub(crate) fn flags(&self) -> Vec<String> {
+        vec![format!("--kubeconfig={}", self.kubeconfig.display())]
+    }
+
+    /// Starts the daemon, and returns when it serves.
+    pub(crate) fn start(&mut self) {
+        self.start_with(&[]);
+    }
+
+    /// The same with more flags.
+    pub(crate) fn start_with(&mut self, more: &[&str]) {
+        let flags: Vec<String> =
+            self.flags().into_iter().chain(more.iter().map(|flag| (*flag).to_owned())).collect();
+        self.daemon.start(&flags);
+        self.daemon.must_serve();
+    }
+
+    /// Where a test may write files.
+    pub(crate) fn folder(&self) -> &Path {
+        self.state.path()
+    }
+
+    pub(crate) fn node(&self) -> &Netns {
+        node_a(&self.lab)
+    }
+
+    /// Runs a program on node-a, which must succeed; what it printed.
+    #[track_caller]
+    pub(crate) fn command(&self, words: &[&str]) -> String {
+        let output = self.try_command(words);
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub(crate) fn try_command(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        self.node().run(|| command.output()).expect("node-a can be entered").expect("it can be run")
+    }
+}
+
+/// From everywhere to the service `web`: a pod, a process of the node, and a client from outside by the node port.
+pub(crate) fn everywhere() -> Vec<Line> {
+    let cluster_ip = |version| SocketAddr::new(manifest::cluster_ip(version, 10), 80);
+    let node_port = |version: Version| SocketAddr::new(version.address(NODE_A), NODE_PORT);
+    vec![
+        Line { from: "a3", to: cluster_ip(Version::V4) },
+        Line { from: "a3", to: cluster_ip(Version::V6) },
+        Line { from: "node-a", to: cluster_ip(Version::V4) },
+        Line { from: "client", to: node_port(Version::V4) },
+        Line { from: "client", to: node_port(Version::V6) },
+    ]
+}
+
+/// A cluster IP of the lab.
+pub(crate) fn cluster_ip(host: u16) -> IpAddr {
+    manifest::cluster_ip(Version::V4, host)
+}
+
+fn node_a(lab: &Lab) -> &Netns {
+    lab.netns("node-a").expect("it is in the lab")
+}
+
+/// The program under test, as it is now: `PORTOLAN_PROGRAM`, or a debug build that is made here if it is not fresh.
+pub(crate) fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(given) = env::var_os("PORTOLAN_PROGRAM") {
+            return given.into();
+        }
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let build = ["build", "--quiet", "--package", "portolan"];
+        let status = Command::new(cargo).args(build).current_dir(portolan_tests::root()).status();
+        assert!(status.is_ok_and(|status| status.success()), "the program cannot be built");
+        // We are in DIR/debug/deps.
+        let here = env::current_exe().expect("we run from a file");
+        let folder = here.parent().and_then(Path::parent).expect("it is in a folder of a folder");
+        folder.join("portolan")
+    })
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The life of the daemon on a node, under load: it stops, dies, is replaced, loses its source, is told of changes, and
+//! others meddle. Traffic must not notice. Each test prints its counts (`--nocapture` shows them). Needs root.
+
+#![forbid(unsafe_code)]
+
+mod bed;
+mod node;
+mod restart;

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The daemon ends and begins again.
+
+use std::{
+    fs,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{
+    Answer, Flow, Route, Transport,
+    address::{Version, address_of},
+};
+use stage::{eventually, load::Load, manifest};
+
+use crate::bed::{Bed, everywhere, program};
+
+/// Connections between two events: so many that each line has some.
+const ROUND: u64 = 100;
+
+/// Runs `event` under load, with the daemon serving before and after.
+fn under_load(bed: &mut Bed, what: &str, event: impl FnOnce(&mut Bed, &dyn Fn())) {
+    bed.start();
+    let lab = Arc::clone(&bed.lab);
+    thread::scope(|scope| {
+        let load = Load::begin(scope, &lab, &everywhere());
+        let go_on = || load.go_on(ROUND);
+        go_on();
+        event(bed, &go_on);
+        bed.daemon.must_serve();
+        go_on();
+        load.end(what);
+    });
+}
+
+#[test]
+fn a_restart_goes_unnoticed() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "restart by SIGTERM", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        for _ in 0..3 {
+            let begun = Instant::now();
+            bed.daemon.stop();
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(5), "SIGTERM took {took:?}");
+            bed.daemon.must_have_rules(&rules);
+            go_on();
+            bed.start();
+            bed.daemon.must_have_rules(&rules);
+            go_on();
+        }
+    });
+}
+
+#[test]
+fn a_crash_goes_unnoticed() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "SIGKILL and start", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        for _ in 0..3 {
+            bed.daemon.kill();
+            bed.daemon.must_have_rules(&rules);
+            go_on();
+            bed.start();
+            bed.daemon.must_have_rules(&rules);
+            go_on();
+        }
+        // Killed while it starts, wherever it may be by then.
+        for wait_ms in [1, 5, 20, 40] {
+            bed.daemon.kill();
+            let flags = bed.flags();
+            bed.daemon.start(&flags);
+            thread::sleep(Duration::from_millis(wait_ms));
+        }
+        bed.daemon.kill();
+        bed.daemon.must_have_rules(&rules);
+        bed.start();
+    });
+}
+
+#[test]
+fn an_upgrade_goes_unnoticed() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "upgrade to a new binary", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        let newer = bed.folder().join("portolan-new");
+        fs::copy(program(), &newer).expect("the program can be copied");
+        bed.daemon.upgrade(newer);
+        bed.daemon.stop();
+        bed.start();
+        bed.daemon.must_have_rules(&rules);
+        go_on();
+    });
+}
+
+/// What an older version may have left: a set that is declared otherwise, a chain and a set that are not known any
+/// more. All of it is put right in one commit.
+#[test]
+fn an_older_layout_is_converted_in_place() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "conversion of an older layout", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        bed.daemon.stop();
+        let text = bed.command(&["nft", "list", "table", "ip", "portolan"]);
+        let older = text.replace("set cluster-ips {", "set cluster-ips {\n\t\tsize 4242").replacen(
+            "table ip portolan {",
+            "table ip portolan {\n\tchain gone { }\n\tset gone { type mark; }",
+            1,
+        );
+        assert_ne!(older, text);
+        let file = bed.folder().join("older.nft");
+        fs::write(&file, format!("delete table ip portolan\n{older}")).expect("a file can be written");
+        bed.command(&["nft", "-f", &file.to_string_lossy()]);
+        assert_ne!(bed.daemon.rules(), rules, "the layout is no other");
+        go_on();
+        bed.start();
+        bed.daemon.must_have_rules(&rules);
+        go_on();
+    });
+}
+
+#[test]
+fn a_restart_without_its_source_changes_nothing() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "restart while the API server is away", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        bed.server.go_down();
+        go_on();
+        bed.daemon.stop();
+        let flags = bed.flags();
+        bed.daemon.start(&flags);
+        eventually("the daemon answers, and is not ready", || match bed.daemon.get(10_256, "/healthz")? {
+            (503, _) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        go_on();
+        go_on();
+        bed.daemon.must_run();
+        bed.daemon.must_have_rules(&rules);
+        bed.node().run(|| bed.server.come_up()).expect("node-a can be entered");
+        bed.daemon.must_serve();
+        bed.daemon.must_have_rules(&rules);
+    });
+}
+
+/// What is configured decides on new connections; those that are open keep what they have.
+#[test]
+fn another_configuration_takes_effect_without_a_gap() {
+    let Some(mut bed) = Bed::build() else { return };
+    under_load(&mut bed, "restart with another configuration", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        for flags in [
+            ["--masquerade-all", "--nodeport-addresses=192.168.0.0/16,fd00::c0a8:0/112"],
+            ["--v=2", "--iptables-masquerade-bit=9"],
+        ] {
+            bed.daemon.stop();
+            bed.start_with(&flags);
+            go_on();
+        }
+        bed.daemon.stop();
+        bed.start();
+        bed.daemon.must_have_rules(&rules);
+    });
+}
+
+/// Endpoints that went while nobody looked: UDP flows to them move, all others stay with theirs.
+#[test]
+fn only_stale_flows_are_cut_after_a_restart() {
+    const COUNT: usize = 24;
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start();
+    let source = Version::V4.address(address_of("a3").expect("a pod"));
+    let destination = (manifest::cluster_ip(Version::V4, 10), 80).into();
+    let route = Route { source, destination, transport: Transport::Udp };
+    let patience = Duration::from_secs(5);
+    let ask = |flow: &mut Flow| match flow.ask(patience) {
+        Answer::Answered(reply) => (reply.by, reply.source_seen),
+        other => panic!("{other:?}"),
+    };
+    let mut flows: Vec<Flow> = (0..COUNT)
+        .map(|_| bed.lab.open("a3", route, patience).expect("the lab works").expect("UDP opens"))
+        .collect();
+    let before: Vec<_> = flows.iter_mut().map(ask).collect();
+    assert!(before.iter().any(|(by, _)| by == "b1"), "chance met none of {COUNT} with b1: {before:?}");
+
+    bed.daemon.stop();
+    bed.put(manifest::slices("web", &["a1", "a2"]));
+    bed.start();
+    let mut moved = 0;
+    for (flow, (by, source_seen)) in flows.iter_mut().zip(&before) {
+        if by == "b1" {
+            eventually("a stale flow moves", || match ask(flow) {
+                (now, _) if now == "b1" => Err("b1 still answers".to_owned()),
+                _ => Ok(()),
+            });
+            moved += 1;
+        } else {
+            assert_eq!(&ask(flow), &(by.clone(), *source_seen), "a flow that was not stale moved");
+        }
+    }
+    println!("restart after an endpoint went: {moved} stale UDP flows moved, {} kept", COUNT - moved);
+}
