@@ -8,6 +8,7 @@
 //! # Layout
 //!
 //! - [`nftables`]: maps of ports in tables of our own; the default
+//! - [`xtables`]: the iptables tools, run within bounds
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
 //! - [`names`]: every name put into a kernel
@@ -20,6 +21,7 @@ pub mod error;
 pub mod names;
 pub mod nftables;
 pub mod none;
+pub mod xtables;
 
 use std::time::Duration;
 

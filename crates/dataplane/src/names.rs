@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Every name we put into a kernel. Names carry no prefix, since all live in tables of our own.
+//! Every name we put into a kernel. Names carry no prefix where they live in tables of our own.
 //!
 //! A name here is an interface: after an upgrade the new program reads what the old one wrote. A name whose
 //! meaning changes must change too.
@@ -134,4 +134,64 @@ pub mod set {
     pub const STICKY_SERVICES: &str = "sticky-services-";
     /// The same for node ports.
     pub const STICKY_NODE_PORTS: &str = "sticky-node-ports-";
+}
+
+/// Chains of iptables. Here the names are kube-proxy's, so that scripts and neighbours find what they know, and each
+/// program takes over what the other left.
+pub mod xt {
+    /// Made by the kubelet in mangle, with the iptables of the host.
+    pub const IPTABLES_HINT: &str = "KUBE-IPTABLES-HINT";
+    /// Made by the kubelet, to see when somebody flushes everything.
+    pub const KUBELET_CANARY: &str = "KUBE-KUBELET-CANARY";
+    /// Ours and kube-proxy's, for the same purpose. Empty; in mangle, nat and filter.
+    pub const PROXY_CANARY: &str = "KUBE-PROXY-CANARY";
+
+    /// In nat: frontends with an address, and last of all the way to [`NODEPORTS`]. In filter: cluster IPs without
+    /// endpoints.
+    pub const SERVICES: &str = "KUBE-SERVICES";
+    /// In nat: node ports. In filter: health-check node ports, let in.
+    pub const NODEPORTS: &str = "KUBE-NODEPORTS";
+    /// In filter: node ports, external IPs and load balancers without endpoints.
+    pub const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
+    /// In filter: what is forwarded to endpoints and back, let through.
+    pub const FORWARD: &str = "KUBE-FORWARD";
+    /// In filter: load balancers with source ranges; what gets here was not let in.
+    pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
+    /// In filter, shared with the kubelet: keeps strangers from loopback addresses.
+    pub const FIREWALL: &str = "KUBE-FIREWALL";
+    /// In nat: masquerades what is marked.
+    pub const POSTROUTING: &str = "KUBE-POSTROUTING";
+    /// In nat: marks for masquerading.
+    pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+
+    /// A service port's endpoints. A hash follows, here and below.
+    pub const SVC: &str = "KUBE-SVC-";
+    /// Its endpoints on this node.
+    pub const SVL: &str = "KUBE-SVL-";
+    /// Its way from external addresses.
+    pub const EXT: &str = "KUBE-EXT-";
+    /// Its source ranges.
+    pub const FW: &str = "KUBE-FW-";
+    /// One of its endpoints.
+    pub const SEP: &str = "KUBE-SEP-";
+
+    /// Chains of kube-proxy up to 1.23 or so that have no duty any more: local policies by another name, the mark for
+    /// dropping, and the userspace mode.
+    pub const XLB: &str = "KUBE-XLB-";
+    pub const OLD: [&str; 6] = [
+        "KUBE-MARK-DROP",
+        "KUBE-PORTALS-CONTAINER",
+        "KUBE-PORTALS-HOST",
+        "KUBE-NODEPORT-CONTAINER",
+        "KUBE-NODEPORT-HOST",
+        "KUBE-NODEPORT-NON-LOCAL",
+    ];
+    /// Chains of kube-proxy's ipvs mode.
+    pub const IPVS: [&str; 5] = [
+        "KUBE-LOAD-BALANCER",
+        "KUBE-NODE-PORT",
+        "KUBE-SOURCE-RANGES-FIREWALL",
+        "KUBE-IPVS-FILTER",
+        "KUBE-IPVS-OUT-FILTER",
+    ];
 }

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The `iptables` tools: found, told apart, and run within bounds.
+//!
+//! There are two kinds of them. The *nft* variant keeps its rules in nf_tables, the *legacy* variant in ip_tables.
+//! Neither sees the rules of the other, and the kernel obeys both, so a node must have one of them only. Which one is
+//! the host's, the kubelet shows by a chain that it makes with the host's own tool.
+//!
+//! Everything happens in the network namespace of the calling thread, which a child process inherits. Nothing here
+//! knows services.
+//!
+//! # Layout
+//!
+//! - `find`: which tools there are, and which variant the host uses
+//! - `run`: a child process with input, output and a time limit
+//! - `lock`: who holds the lock of the legacy variant
+//! - `failure`: what went wrong, in one sentence
+//! - [`words`]: a line of `iptables-save`
+//! - [`leftovers`]: what Kubernetes proxies leave in tables, and how it is removed
+
+mod failure;
+mod find;
+pub mod leftovers;
+mod lock;
+mod run;
+#[cfg(test)]
+mod tests;
+pub mod words;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use model::{Family, PerFamily};
+
+pub use self::{
+    failure::Failure,
+    find::{Found, SEARCH, find, find_variant},
+};
+use self::{lock::Lock, run::Job};
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// Rules live in nf_tables, in tables that `nft` shows too.
+    Nft,
+    /// Rules live in ip_tables and ip6_tables. Every change reads and writes a whole table, under a lock.
+    Legacy,
+}
+
+impl Variant {
+    pub const BOTH: [Variant; 2] = [Variant::Nft, Variant::Legacy];
+
+    /// The other one.
+    pub fn other(self) -> Variant {
+        match self {
+            Variant::Nft => Variant::Legacy,
+            Variant::Legacy => Variant::Nft,
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::Nft => "nft",
+            Variant::Legacy => "legacy",
+        })
+    }
+}
+
+/// A table of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    Mangle,
+    Nat,
+    Filter,
+}
+
+impl Table {
+    /// All that a Kubernetes proxy or the kubelet uses.
+    pub const ALL: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Table::Mangle => "mangle",
+            Table::Nat => "nat",
+            Table::Filter => "filter",
+        })
+    }
+}
+
+/// How long a tool may take, and wait for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For the lock that users of the legacy variant share.
+    pub lock: Duration,
+    /// For all of one run, the wait included. Then the tool is ended; it has changed all of a table, or nothing.
+    pub run: Duration,
+}
+
+impl Default for Limits {
+    /// The lock as long as kube-proxy waits for it. A load of 100,000 endpoints takes some ten seconds.
+    fn default() -> Limits {
+        Limits { lock: Duration::from_secs(5), run: Duration::from_secs(180) }
+    }
+}
+
+/// What reads and writes tables: the tools, or in tests a table in memory.
+pub trait Tables: Send {
+    /// What `iptables-save -t` prints, line by line.
+    fn save(&mut self, family: Family, table: Table, each_line: &mut dyn FnMut(&str)) -> Result<(), Failure>;
+
+    /// What `iptables-restore --noflush --counters` does: each table of the input changes whole, or not at all.
+    fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure>;
+}
+
+/// The tools of one variant.
+#[derive(Clone, Debug)]
+pub struct Xtables {
+    variant: Variant,
+    tools: PerFamily<Pair>,
+    limits: Limits,
+    /// The last few processes that wrote, youngest last.
+    writers: Arc<Mutex<Vec<u32>>>,
+    waited: Duration,
+}
+
+/// The two tools of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pair {
+    save: PathBuf,
+    restore: PathBuf,
+}
+
+impl Xtables {
+    fn new(variant: Variant, tools: PerFamily<Pair>) -> Xtables {
+        Xtables { variant, tools, limits: Limits::default(), writers: Arc::default(), waited: Duration::ZERO }
+    }
+
+    /// The same, within other limits.
+    pub fn within(mut self, limits: Limits) -> Xtables {
+        self.limits = limits;
+        self
+    }
+
+    pub fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// How long the lock has been waited for since this was last asked.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    /// Tells the changes of our own tools from those of others.
+    pub fn writers(&self) -> Writers {
+        Writers(Arc::clone(&self.writers))
+    }
+
+    /// Waits until nobody holds the lock. The tool waits for it too, but says neither for how long nor for whom.
+    fn await_lock(&mut self) -> Result<(), Failure> {
+        if self.variant != Variant::Legacy {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let outcome = Lock::default().wait(self.limits.lock);
+        self.waited += begun.elapsed();
+        outcome
+    }
+}
+
+impl Tables for Xtables {
+    fn save(&mut self, family: Family, table: Table, each_line: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+        // Merely to look into a table of the legacy variant creates it, with its hooks.
+        let table = table.to_string();
+        if find::present_tables(self.variant, family)
+            .is_some_and(|names| names.lines().all(|name| name != table))
+        {
+            return Ok(());
+        }
+        let tool = &self.tools[family].save;
+        let job = Job { tool, args: &["-t", &table], input: None, limit: self.limits.run };
+        let ended = job.run(each_line, |_| {})?;
+        ended.check(tool, None)
+    }
+
+    fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure> {
+        self.await_lock()?;
+        let tool = &self.tools[family].restore;
+        // The nft variant knows the option and has nothing to wait for.
+        let seconds = self.limits.lock.as_secs().max(1).to_string();
+        let args = ["-w", &seconds, "--noflush", "--counters"];
+        let job = Job { tool, args: &args, input: Some(input), limit: self.limits.run };
+        let writers = &self.writers;
+        let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process))?;
+        ended.check(tool, Some(input))
+    }
+}
+
+/// The processes that wrote for us. A netlink socket that a process opens first has its number as port.
+#[derive(Clone, Debug)]
+pub struct Writers(Arc<Mutex<Vec<u32>>>);
+
+impl Writers {
+    /// Numbers come round: what is older than so many runs is somebody else.
+    const REMEMBERED: usize = 32;
+
+    pub fn contains(&self, process: u32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&process)
+    }
+
+    fn add(writers: &Mutex<Vec<u32>>, process: u32) {
+        let mut writers = writers.lock().unwrap_or_else(PoisonError::into_inner);
+        writers.push(process);
+        let excess = writers.len().saturating_sub(Writers::REMEMBERED);
+        writers.drain(..excess);
+    }
+}
+
+/// The file name of a tool, for messages.
+fn name(tool: &Path) -> String {
+    tool.file_name().unwrap_or(tool.as_os_str()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The choice of a variant as a table; the tools themselves in namespaces of their own, which needs root.
+
+use std::{env, fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+
+use netlink::Netns;
+
+use super::{
+    find::{Evidence, choose, doubts},
+    leftovers::{is_current, is_ipvs, is_old, remove},
+    *,
+};
+
+const HINT: Evidence = Evidence { hint: true, kubelet: false, proxy: false, rules: 0 };
+const CANARY: Evidence = Evidence { hint: false, kubelet: true, proxy: false, rules: 9 };
+const PROXY: Evidence = Evidence { hint: false, kubelet: false, proxy: true, rules: 5 };
+const FULL: Evidence = Evidence { hint: false, kubelet: false, proxy: false, rules: 7 };
+const EMPTY: Evidence = Evidence { hint: false, kubelet: false, proxy: false, rules: 0 };
+
+#[test]
+fn the_kubelets_hint_decides_then_canaries_then_rules() {
+    let with = |nft, legacy| [(Variant::Nft, nft), (Variant::Legacy, legacy)];
+    for (nft, legacy, plain, expected) in [
+        (HINT, CANARY, Some(Variant::Legacy), Variant::Nft),
+        (CANARY, HINT, Some(Variant::Nft), Variant::Legacy),
+        (FULL, CANARY, Some(Variant::Nft), Variant::Legacy),
+        (FULL, PROXY, Some(Variant::Nft), Variant::Legacy),
+        (EMPTY, FULL, Some(Variant::Nft), Variant::Legacy),
+        (EMPTY, EMPTY, Some(Variant::Legacy), Variant::Legacy),
+        (HINT, HINT, Some(Variant::Legacy), Variant::Legacy),
+        (EMPTY, EMPTY, None, Variant::Nft),
+    ] {
+        assert_eq!(choose(&with(nft, legacy), plain), Some(expected), "{nft:?} {legacy:?} {plain:?}");
+    }
+    assert_eq!(choose(&[(Variant::Legacy, EMPTY)], Some(Variant::Nft)), Some(Variant::Legacy));
+    assert_eq!(choose(&[], Some(Variant::Nft)), None);
+}
+
+#[test]
+fn rules_in_both_variants_are_told() {
+    let evidence = [(Variant::Nft, HINT), (Variant::Legacy, Evidence { kubelet: true, ..PROXY })];
+    let warnings = doubts(Variant::Nft, &evidence);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings.iter().all(|warning| warning.contains("legacy tables")), "{warnings:?}");
+    assert!(doubts(Variant::Legacy, &evidence)[0].contains("nft tables"));
+    assert!(doubts(Variant::Nft, &[(Variant::Nft, HINT), (Variant::Legacy, FULL)]).is_empty());
+}
+
+#[test]
+fn tools_that_are_not_there_are_named() {
+    let error = find(&["/nowhere"]).unwrap_err().to_string();
+    assert!(error.contains("iptables-restore") && error.contains("install"), "{error}");
+    let error = find_variant(&["/nowhere"], Variant::Legacy).unwrap_err().to_string();
+    assert!(error.contains("iptables-legacy-restore"), "{error}");
+}
+
+/// Tools that are shell scripts.
+struct Pretended(PathBuf);
+
+impl Pretended {
+    fn new(name: &str, script: &str) -> Pretended {
+        let folder = env::temp_dir().join(format!("portolan-tools-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for prefix in ["iptables", "ip6tables"] {
+            for suffix in ["save", "restore"] {
+                let path = folder.join(format!("{prefix}-nft-{suffix}"));
+                fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+        }
+        Pretended(folder)
+    }
+
+    fn xtables(&self) -> Xtables {
+        find_variant(&[self.0.to_str().unwrap()], Variant::Nft).unwrap()
+    }
+}
+
+impl Drop for Pretended {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_tool_that_hangs_is_ended() {
+    let tools = Pretended::new("hang", "exec sleep 60");
+    let limits = Limits { run: Duration::from_millis(200), ..Limits::default() };
+    let failure = tools.xtables().within(limits).restore(Family::V4, "*nat\nCOMMIT\n").unwrap_err();
+    assert!(matches!(failure, Failure::Slow { .. }), "{failure}");
+}
+
+#[test]
+fn a_tool_that_ends_before_it_has_read_everything_is_believed() {
+    let tools = Pretended::new("early", "echo 'iptables-restore: line 2 failed' >&2; exit 1");
+    let input = format!("*nat\n{}COMMIT\n", "-A KUBE-X -j KUBE-Y\n".repeat(100_000));
+    let failure = tools.xtables().restore(Family::V6, &input).unwrap_err();
+    let Failure::Refused { line, .. } = &failure else { panic!("{failure}") };
+    assert_eq!(line.as_deref(), Some("-A KUBE-X -j KUBE-Y"));
+}
+
+#[test]
+fn output_comes_line_by_line_and_complaints_do_not_block() {
+    let tools =
+        Pretended::new("talk", "for i in 1 2 3; do echo line $i $*; done; head -c 300000 /dev/zero >&2");
+    let mut lines = Vec::new();
+    tools.xtables().save(Family::V4, Table::Nat, &mut |line| lines.push(line.to_owned())).unwrap();
+    assert_eq!(lines, ["line 1 -t nat", "line 2 -t nat", "line 3 -t nat"]);
+}
+
+/// Runs `work` in a namespace of its own; or not at all, without the privileges for one.
+fn in_a_namespace(work: impl Fn(Variant) + Sync) {
+    for variant in Variant::BOTH {
+        match Netns::new() {
+            Ok(netns) => netns.run(|| work(variant)).unwrap(),
+            Err(error) => {
+                assert!(env::var_os("CI").is_none(), "no namespace: {error}");
+                eprintln!("skipped: no namespace: {error}");
+            }
+        }
+    }
+}
+
+fn saved(xtables: &mut Xtables, family: Family, table: Table) -> Vec<String> {
+    let mut lines = Vec::new();
+    xtables.save(family, table, &mut |line| lines.push(line.to_owned())).unwrap();
+    lines.retain(|line| !line.starts_with('#'));
+    lines
+}
+
+#[test]
+fn the_variant_that_holds_the_hint_is_found() {
+    in_a_namespace(|variant| {
+        let mut host = find_variant(&SEARCH, variant).unwrap();
+        host.restore(Family::V4, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n").unwrap();
+        let found = find(&SEARCH).unwrap();
+        assert_eq!(found.xtables.variant(), variant);
+        assert!(found.warnings.is_empty(), "{:?}", found.warnings);
+
+        let mut other = find_variant(&SEARCH, variant.other()).unwrap();
+        other.restore(Family::V6, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n").unwrap();
+        let found = find(&SEARCH).unwrap();
+        assert_eq!(found.xtables.variant(), variant);
+        assert_eq!(found.warnings.len(), 1, "{:?}", found.warnings);
+    });
+}
+
+#[test]
+fn looking_creates_nothing() {
+    in_a_namespace(|_| {
+        find(&SEARCH).unwrap();
+        let names = fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
+        assert_eq!(names, "");
+    });
+}
+
+#[test]
+fn a_refused_line_is_quoted_and_changes_nothing() {
+    in_a_namespace(|variant| {
+        let mut xtables = find_variant(&SEARCH, variant).unwrap();
+        let input = "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m nosuch -j RETURN\nCOMMIT\n";
+        let failure = xtables.restore(Family::V4, input).unwrap_err();
+        let Failure::Refused { line, advice, .. } = &failure else { panic!("{failure}") };
+        assert_eq!(line.as_deref(), Some("-A KUBE-X -m nosuch -j RETURN"), "{failure}");
+        assert!(advice.as_ref().unwrap().contains("nosuch"), "{failure}");
+        let lines = saved(&mut xtables, Family::V4, Table::Nat);
+        assert!(lines.iter().all(|line| !line.contains("KUBE-X")), "{lines:?}");
+    });
+}
+
+/// Old and new chains of proxies, and what others have beside them.
+const CROWDED: &str = r#"*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-4N57TFCL4MD7ZTDA - [0:0]
+:KUBE-XLB-4N57TFCL4MD7ZTDA - [0:0]
+:KUBE-MARK-DROP - [0:0]
+:KUBE-PORTALS-HOST - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:CNI-HOSTPORT - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A PREROUTING -j CNI-HOSTPORT
+-A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules" -j KUBE-PORTALS-HOST
+-A KUBE-SERVICES -d 10.96.0.10/32 -j KUBE-SVC-4N57TFCL4MD7ZTDA
+-A CNI-HOSTPORT -m comment --comment "not -j KUBE-SERVICES" -j RETURN
+-A CNI-HOSTPORT -j KUBE-MARK-DROP
+-A KUBE-XLB-4N57TFCL4MD7ZTDA -j KUBE-SVC-4N57TFCL4MD7ZTDA
+COMMIT
+"#;
+
+#[test]
+fn leftovers_go_and_neighbours_stay() {
+    in_a_namespace(|variant| {
+        for family in Family::BOTH {
+            let mut xtables = find_variant(&SEARCH, variant).unwrap();
+            let crowded = match family {
+                Family::V4 => CROWDED.to_owned(),
+                Family::V6 => CROWDED.replace("10.96.0.10/32", "fd00::10/128"),
+            };
+            xtables.restore(family, &crowded).unwrap();
+            assert_eq!(remove(&mut xtables, family, &is_old).unwrap(), 3);
+            let left = saved(&mut xtables, family, Table::Nat).join("\n");
+            assert!(left.contains("-A KUBE-SERVICES") && !left.contains("XLB"), "{left}");
+            let all = |name: &str| is_current(name) || is_ipvs(name);
+            assert_eq!(remove(&mut xtables, family, &all).unwrap(), 3);
+            let left = saved(&mut xtables, family, Table::Nat);
+            let left: Vec<_> =
+                left.iter().filter(|line| line.contains("KUBE") || line.starts_with("-A")).collect();
+            assert_eq!(
+                left,
+                [
+                    ":KUBE-KUBELET-CANARY - [0:0]",
+                    "-A PREROUTING -j CNI-HOSTPORT",
+                    "-A CNI-HOSTPORT -m comment --comment \"not -j KUBE-SERVICES\" -j RETURN",
+                ]
+            );
+            assert_eq!(remove(&mut xtables, family, &all).unwrap(), 0);
+        }
+    });
+}
