@@ -39,6 +39,7 @@ use crate::{
     pace::Pacer,
     reconcile::{Ports, Reconciler},
     status::Status,
+    systemd::Systemd,
 };
 
 /// So many updates may wait for the reconcile thread; then sources wait.
@@ -61,6 +62,7 @@ pub struct Proxy {
     pub status: Arc<Status>,
     pub metrics: Arc<Metrics>,
     pub problems: Arc<Problems>,
+    systemd: Arc<Systemd>,
     /// Why it cannot go on, if that happens.
     fatal: mpsc::Receiver<String>,
     runtime: Option<Runtime>,
@@ -98,10 +100,12 @@ impl Proxy {
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
         let pacer = Pacer::new(checked.min_sync_period, MAX_BACKOFF);
+        let systemd = Arc::new(Systemd::from_environment());
+        let told = Arc::clone(&systemd);
         let make = move || {
             // In the thread of the loop, so that it is in its network namespace.
             let ports = Ports { sweep: flows::sweep(&ports.status, &ports.metrics), ..ports };
-            Reconciler::new(settings, ports, pacer, from_files)
+            Reconciler::new(settings, ports, pacer, from_files).map(|it| it.watched_by(told))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();
@@ -125,6 +129,7 @@ impl Proxy {
             status,
             metrics,
             problems,
+            systemd,
             fatal,
             runtime: Some(runtime),
             stop,
@@ -144,6 +149,7 @@ impl Proxy {
                 Some(reason) = self.fatal.recv() => Err(reason),
             }
         });
+        self.systemd.stopping();
         // Everything ends with the process. To wait for a sweep that is under way would only delay it, and what
         // the kernel has not taken whole it has not taken at all.
         runtime.shutdown_background();

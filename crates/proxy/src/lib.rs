@@ -11,6 +11,7 @@
 //! - [`flows`], [`drift`]: what works beside it: stale flows, and what others change
 //! - [`host`]: this machine's name, families and addresses
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`endpoints`], [`http`]: who asks
+//! - [`systemd`]: what the service manager is told
 //! - [`log`], [`clock`]: lines and times
 
 #![forbid(unsafe_code)]
@@ -33,4 +34,5 @@ pub mod pace;
 pub mod reconcile;
 pub mod status;
 pub mod syntax;
+pub mod systemd;
 pub mod tally;

@@ -26,6 +26,7 @@ use crate::{
     metrics::{Metrics, ip_family},
     pace::Pacer,
     status::Status,
+    systemd::Systemd,
     tally::Tally,
 };
 
@@ -76,6 +77,8 @@ pub struct Reconciler {
     started: SystemTime,
     begun: Instant,
     tally: Tally,
+    /// Is told of every round.
+    systemd: Arc<Systemd>,
     /// What waits for a successful write.
     waiting: Waiting,
 }
@@ -115,8 +118,14 @@ impl Reconciler {
             started: SystemTime::now(),
             begun: Instant::now(),
             tally: Tally::default(),
+            systemd: Arc::default(),
             waiting: Waiting::default(),
         })
+    }
+
+    /// Has every round told to systemd, whose watchdog is so fed while the loop lives.
+    pub fn watched_by(self, systemd: Arc<Systemd>) -> Reconciler {
+        Reconciler { systemd, ..self }
     }
 
     /// Runs until it is told to stop, or all senders are gone.
@@ -133,6 +142,7 @@ impl Reconciler {
         let mut next: Option<Instant> = None;
         loop {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
+            let due = self.tell_systemd().map_or(due, |feeding| due.min(feeding));
             let drift = Arc::clone(&self.drift);
             let going_on = runtime.block_on(async {
                 tokio::select! {
@@ -246,6 +256,19 @@ impl Reconciler {
         }
         tracing::error!(waited = ?patience, missing, "the Node object has not all that is needed; going on without");
         None
+    }
+
+    /// Says how it goes; returns when to say so again at the latest.
+    fn tell_systemd(&self) -> Option<Instant> {
+        if !self.systemd.listens() {
+            return None;
+        }
+        self.systemd.status(&match self.ports.status.report(SystemTime::now()).failure {
+            Some(failure) => format!("cannot program the kernel: {failure}"),
+            None if self.serving => "all services are in force".to_owned(),
+            None => "waiting for a complete view of the cluster".to_owned(),
+        });
+        self.systemd.round(Instant::now(), self.serving)
     }
 
     fn tell_once(&mut self, why: &str) {
