@@ -27,11 +27,13 @@ use tokio::{
 };
 
 use crate::{
+    checks,
     config::{
         Config,
         check::{Checked, Mode},
     },
     endpoints::Endpoints,
+    events::{Note, Recorder, Regarding},
     feed::Feed,
     flags::Source,
     flows, health, host, http,
@@ -46,6 +48,9 @@ use crate::{
 const INBOX: usize = 16 * 1024;
 /// A failed write is tried again at least this often.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// So long an event that tells why we end has to leave.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// What to run, and where.
 pub struct Setup {
@@ -88,10 +93,15 @@ impl Proxy {
         let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
         let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
 
+        let events = feed.access().map_or_else(Recorder::default, |access| {
+            Recorder::start(runtime.handle(), access, &node_name, &metrics)
+        });
         let for_dataplane = checked.clone();
         let ports = Ports {
             open: Box::new(move || open(&for_dataplane, families)),
             sweep: Box::new(|_, _| {}),
+            publish: Box::new(|_, _| {}),
+            events: events.clone(),
             status: Arc::clone(&status),
             metrics: Arc::clone(&metrics),
         };
@@ -104,7 +114,9 @@ impl Proxy {
         let told = Arc::clone(&systemd);
         let make = move || {
             // In the thread of the loop, so that it is in its network namespace.
-            let ports = Ports { sweep: flows::sweep(&ports.status, &ports.metrics), ..ports };
+            let sweep = flows::sweep(&ports.status, &ports.metrics);
+            let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
+            let ports = Ports { sweep, publish, ..ports };
             Reconciler::new(settings, ports, pacer, from_files).map(|it| it.watched_by(told))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
@@ -112,6 +124,7 @@ impl Proxy {
         spawn("host", netns, move || host::watch(&host))?;
         let api = feed.api();
         feed.start(&runtime, updates, Arc::clone(&problems));
+        events.note(Note::normal("Starting", "StartKubeProxy", Regarding::Node, String::new()));
 
         let (fatal_sender, fatal) = mpsc::channel(1);
         let endpoints = Endpoints {
@@ -121,7 +134,7 @@ impl Proxy {
             config,
             started,
         };
-        serve(&runtime, &checked, (&status, endpoints), &fatal_sender);
+        serve(&runtime, &checked, (&status, endpoints, events), &fatal_sender);
         let families: Vec<_> = status.served().map(ip_family).collect();
         let version = env!("CARGO_PKG_VERSION");
         tracing::info!(version, mode = %checked.mode, families = families.join(","), "started");
@@ -264,21 +277,25 @@ fn reconcile(
 fn serve(
     runtime: &Runtime,
     checked: &Checked,
-    (status, endpoints): (&Arc<Status>, Endpoints),
+    (status, endpoints, events): (&Arc<Status>, Endpoints, Recorder),
     fatal: &mpsc::Sender<String>,
 ) {
     let (status, metrics) = (Arc::clone(status), Arc::clone(&endpoints.metrics));
     let health: Arc<http::Route> =
         Arc::new(move |request| health::route(&status, &metrics, request.uri().path()));
     let operators: Arc<http::Route> = Arc::new(move |request| endpoints.route(request));
-    for (name, address, route) in
-        [("healthz", checked.healthz, health), ("metrics", checked.metrics, operators)]
-    {
+    for (name, reason, address, route) in [
+        ("healthz", "FailedToStartProxierHealthcheck", checked.healthz, health),
+        ("metrics", "FailedToStartMetricServer", checked.metrics, operators),
+    ] {
         let Some(address) = address else { continue };
-        let (hard_fail, fatal) = (checked.bind_address_hard_fail, fatal.clone());
+        let (hard_fail, fatal, events) = (checked.bind_address_hard_fail, fatal.clone(), events.clone());
         runtime.spawn(async move {
             if let Err(error) = http::serve(name, address, hard_fail, route).await {
-                let _ = fatal.send(format!("the {name} server cannot listen on {address}: {error}")).await;
+                let text = format!("the {name} server cannot listen on {address}: {error}");
+                events.note(Note::warning(reason, "StartKubeProxy", Regarding::Node, text.clone()));
+                tokio::time::sleep(LAST_WORDS).await;
+                let _ = fatal.send(text).await;
             }
         });
     }

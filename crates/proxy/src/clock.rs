@@ -48,6 +48,12 @@ pub fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
 }
 
+/// With six digits of the second, as the API wants it of events: `2026-08-01T12:00:00.500000Z`.
+pub fn rfc3339_micro(time: SystemTime) -> String {
+    let Civil { year, month, day, hour, minute, second, nanos } = civil(time);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:06}Z", nanos / 1_000)
+}
+
 /// As klog heads a line: `0801 12:00:00.500000`.
 pub fn klog(time: SystemTime) -> String {
     let Civil { month, day, hour, minute, second, nanos, .. } = civil(time);

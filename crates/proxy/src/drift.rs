@@ -11,7 +11,10 @@ use std::{
 use dataplane::{Dataplane, Drift, Watch};
 use tokio::sync::Notify;
 
-use crate::metrics::Metrics;
+use crate::{
+    events::{Note, Recorder, Regarding},
+    metrics::Metrics,
+};
 
 /// How soon the thread notices that nobody listens any more.
 const TICK: Duration = Duration::from_secs(5);
@@ -20,9 +23,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Watches for a dataplane, in a thread of its own, until the bell is dropped; rings it when something is to be
 /// mended. In the network namespace of the calling thread.
-pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>) -> Arc<Notify> {
+pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>, events: &Recorder) -> Arc<Notify> {
     let bell = Arc::new(Notify::new());
-    let (ear, metrics) = (Arc::downgrade(&bell), Arc::clone(metrics));
+    let (ear, metrics, events) = (Arc::downgrade(&bell), Arc::clone(metrics), events.clone());
     let watch = match dataplane.watch() {
         Ok(Some(watch)) => watch,
         Ok(None) => return bell,
@@ -31,14 +34,15 @@ pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>) -> Arc<Notify> {
             return bell;
         }
     };
-    let thread = thread::Builder::new().name("drift".to_owned()).spawn(move || follow(watch, &ear, &metrics));
+    let work = move || follow(watch, &ear, (&metrics, &events));
+    let thread = thread::Builder::new().name("drift".to_owned()).spawn(work);
     if let Err(error) = thread {
         tracing::warn!(%error, "cannot start a thread; what others change is mended only with the next error");
     }
     bell
 }
 
-fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, metrics: &Metrics) {
+fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&Metrics, &Recorder)) {
     while bell.strong_count() > 0 {
         match watch.next(TICK) {
             Ok(None) => {}
@@ -46,6 +50,12 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, metrics: &Metrics) {
                 let by = by.unwrap_or_else(|| "unknown".to_owned());
                 tracing::warn!(what, by, "somebody else changed what is ours; putting it right");
                 metrics.drift.with(&[]).add(1);
+                events.note(Note::warning(
+                    "RulesChanged",
+                    "Repair",
+                    Regarding::Node,
+                    format!("{by} changed rules of the service proxy ({what}); they are put right"),
+                ));
                 if let Some(bell) = bell.upgrade() {
                     bell.notify_one();
                 }

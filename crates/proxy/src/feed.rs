@@ -64,6 +64,14 @@ impl Feed {
         }
     }
 
+    /// How to write to the API server, if there is one.
+    pub fn access(&self) -> Option<Arc<kube::Access>> {
+        match self {
+            Feed::Kube { access, .. } => Some(Arc::clone(access)),
+            Feed::File { .. } => None,
+        }
+    }
+
     /// Runs it until nobody receives any more. A source that panics is started again: it lists everything
     /// anew, so nothing is lost.
     pub fn start(self, runtime: &Runtime, updates: Sender<Update>, problems: Arc<Problems>) {

@@ -21,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpSocket},
     sync::Semaphore,
+    task::JoinSet,
 };
 
 /// A whole answer.
@@ -80,30 +81,38 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
         // A kernel without IPv6 refuses the socket, one with IPv6 disabled the address.
-        if let Ok(listener) = listen(TcpSocket::new_v6, both) {
+        if let Ok(listener) = listen(both, false) {
             return Ok(listener);
         }
     }
-    match address {
-        SocketAddr::V4(_) => listen(TcpSocket::new_v4, address),
-        SocketAddr::V6(_) => listen(TcpSocket::new_v6, address),
-    }
+    bind_family(address)
 }
 
-fn listen(socket: fn() -> io::Result<TcpSocket>, address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket()?;
+/// Listens in the family of the address and in no other, also on a wildcard.
+pub fn bind_family(address: SocketAddr) -> io::Result<TcpListener> {
+    listen(address, true)
+}
+
+fn listen(address: SocketAddr, only_family: bool) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
     if address.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+        rustix::net::sockopt::set_ipv6_v6only(&socket, only_family)?;
     }
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(1024)
 }
 
-async fn accept(listener: TcpListener, route: Arc<Route>) -> io::Result<()> {
+/// Answers clients for ever. Dropped, it closes the listener and every connection.
+pub async fn accept(listener: TcpListener, route: Arc<Route>) -> io::Result<()> {
     let clients = Arc::new(Semaphore::new(CLIENTS));
+    let mut connections = JoinSet::new();
     loop {
         let place = Arc::clone(&clients).acquire_owned().await.map_err(io::Error::other)?;
+        while connections.try_join_next().is_some() {}
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -114,7 +123,7 @@ async fn accept(listener: TcpListener, route: Arc<Route>) -> io::Result<()> {
             }
         };
         let route = Arc::clone(&route);
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let service = service_fn(|request| {
                 let answer =
                     route(&request).unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "404 page not found\n"));

@@ -10,18 +10,21 @@
 //! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
 //! - [`flows`], [`drift`]: what works beside it: stale flows, and what others change
 //! - [`host`]: this machine's name, families and addresses
-//! - [`status`], [`metrics`]: what the loop tells; [`health`], [`endpoints`], [`http`]: who asks
+//! - [`status`], [`metrics`]: what the loop tells; [`health`], [`checks`], [`endpoints`], [`http`]: who asks
+//! - [`events`]: what the cluster is told
 //! - [`systemd`]: what the service manager is told
 //! - [`log`], [`clock`]: lines and times
 
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod checks;
 pub mod clock;
 pub mod cmd;
 pub mod config;
 pub mod drift;
 pub mod endpoints;
+pub mod events;
 pub mod feed;
 pub mod flags;
 pub mod flows;

@@ -78,8 +78,14 @@ metrics! {
         "Frontends that two services claim; the older service keeps them." [] Counter::default;
     drift: Counter = "portolan_drift_total"
         "Changes by others to what is ours in the kernel; each is undone." [] Counter::default;
+    events: Counter = "portolan_events_total"
+        "Kubernetes Events by what became of them." ["outcome"] Counter::default;
     frontends: Gauge = "portolan_frontends"
         "Addresses and ports that are served." [] Gauge::default;
+    check_failures: Counter = "portolan_health_check_listen_failures_total"
+        "Health-check node ports that could not be opened." ["ip_family"] Counter::default;
+    check_listeners: Gauge = "portolan_health_check_listeners"
+        "Health-check node ports that are open, by address." ["ip_family"] Gauge::default;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"

@@ -22,7 +22,9 @@ use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Setting
 use tokio::sync::{Notify, mpsc::Receiver};
 
 use crate::{
-    clock, drift, host,
+    clock, drift,
+    events::{Note, Recorder, Regarding},
+    host,
     metrics::{Metrics, ip_family},
     pace::Pacer,
     status::Status,
@@ -43,11 +45,15 @@ const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 pub type Open = Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>;
 /// Has the flows looked at that a change has made stale; must not block.
 pub type Sweep = Box<dyn FnMut(&Plan, &Changes) + Send>;
+/// Tells what is in force now: what became different, or, with `None`, everything; must not block.
+pub type Publish = Box<dyn FnMut(&Plan, Option<&Changes>) + Send>;
 
 /// What the loop needs from others.
 pub struct Ports {
     pub open: Open,
     pub sweep: Sweep,
+    pub publish: Publish,
+    pub events: Recorder,
     pub status: Arc<Status>,
     pub metrics: Arc<Metrics>,
 }
@@ -100,7 +106,7 @@ impl Reconciler {
         stand_in: bool,
     ) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
-        let drift = drift::watch(&*dataplane, &ports.metrics);
+        let drift = drift::watch(&*dataplane, &ports.metrics, &ports.events);
         Ok(Reconciler {
             world: World::new(settings),
             plan: Plan::new(),
@@ -306,7 +312,7 @@ impl Reconciler {
             Some(dataplane) => dataplane,
             none => {
                 let dataplane = (self.ports.open)()?;
-                self.drift = drift::watch(&*dataplane, &self.ports.metrics);
+                self.drift = drift::watch(&*dataplane, &self.ports.metrics, &self.ports.events);
                 none.insert(dataplane)
             }
         };
@@ -363,6 +369,7 @@ impl Reconciler {
         metrics.endpoint_changes_pending.with(&[]).set(0.0);
         let waiting = std::mem::take(&mut self.waiting);
         self.trigger_times(&waiting.trigger_times_nanos, changes, now);
+        (self.ports.publish)(&self.plan, (!self.complete).then_some(changes));
         if !waiting.flows.is_empty() {
             (self.ports.sweep)(&self.plan, &Changes { flows: waiting.flows, ..Changes::default() });
         }
@@ -392,6 +399,14 @@ impl Reconciler {
         self.ports.metrics.conflicts.with(&[]).add(changes.conflicts.len() as u64);
         for Conflict { frontend, owner, loser } in &changes.conflicts {
             tracing::warn!(%frontend, %owner, %loser, "two services claim one frontend; the owner keeps it");
+            self.ports.events.note(Note::warning(
+                "FrontendConflict",
+                "ClaimFrontend",
+                Regarding::Service(loser.service.clone()),
+                format!(
+                    "{frontend} is served for {owner}, which claims it too; {loser} does not get its traffic"
+                ),
+            ));
         }
     }
 

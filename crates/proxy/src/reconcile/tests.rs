@@ -53,6 +53,7 @@ struct Bench {
     reconciler: Reconciler,
     script: Arc<Mutex<Script>>,
     swept: Arc<Mutex<Vec<FlowRule>>>,
+    published: Arc<Mutex<Vec<Option<Changes>>>>,
     status: Arc<Status>,
     metrics: Arc<Metrics>,
     now: Instant,
@@ -73,7 +74,8 @@ fn bench(stand_in: bool) -> Bench {
         masquerade_all: false,
         external_ips: true,
     };
-    let (opener, sweeper) = (Arc::clone(&script), Arc::clone(&swept));
+    let published = Arc::new(Mutex::new(Vec::new()));
+    let (opener, sweeper, publisher) = (Arc::clone(&script), Arc::clone(&swept), Arc::clone(&published));
     let ports = Ports {
         open: Box::new(move || {
             opener.lock().expect("unpoisoned").opened += 1;
@@ -82,12 +84,14 @@ fn bench(stand_in: bool) -> Bench {
         sweep: Box::new(move |_, changes| {
             sweeper.lock().expect("unpoisoned").extend_from_slice(&changes.flows);
         }),
+        publish: Box::new(move |_, changes| publisher.lock().expect("unpoisoned").push(changes.cloned())),
+        events: Recorder::default(),
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
     };
     let pacer = Pacer::new(Duration::from_secs(1), Duration::from_secs(30));
     let reconciler = Reconciler::new(settings, ports, pacer, stand_in).expect("the fake opens");
-    Bench { reconciler, script, swept, status, metrics, now: Instant::now() }
+    Bench { reconciler, script, swept, published, status, metrics, now: Instant::now() }
 }
 
 impl Bench {
@@ -242,6 +246,23 @@ fn after_an_error_everything_is_written_again() {
     assert!(bench.healthy());
     let swept = bench.swept.lock().expect("unpoisoned");
     assert!(swept.iter().any(|rule| rule.gone.as_ref().is_some_and(|gone| gone.len() == 1)), "{swept:?}");
+}
+
+#[test]
+fn what_is_in_force_is_published_with_its_changes_and_after_an_error_whole() {
+    let mut bench = bench(false);
+    bench.list();
+    bench.now += Duration::from_secs(5);
+    bench.tell([slice("a", &[1, 2])]);
+    bench.answer(&[Answer::Fail]);
+    bench.now += Duration::from_secs(5);
+    bench.tell([slice("a", &[1])]);
+    bench.now += Duration::from_secs(60);
+    bench.tell([]);
+    let published = bench.published.lock().expect("unpoisoned");
+    let frontends: Vec<_> =
+        published.iter().map(|changes| changes.as_ref().map(|changes| changes.frontends.len())).collect();
+    assert_eq!(frontends, [None, Some(1), None], "a failed write publishes nothing");
 }
 
 #[test]

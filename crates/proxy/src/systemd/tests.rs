@@ -212,6 +212,8 @@ fn watched_loop(systemd: Systemd) -> (Reconciler, channel::Sender<()>) {
     let ports = Ports {
         open: Box::new(move || Ok(Box::new(Stuck(held.take().ok_or("opened once")?)))),
         sweep: Box::new(|_, _| {}),
+        publish: Box::new(|_, _| {}),
+        events: crate::events::Recorder::default(),
         status: Arc::new(Status::new(families, 30 * SECOND, false)),
         metrics: Arc::new(Metrics::new(SystemTime::now())),
     };

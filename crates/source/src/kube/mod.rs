@@ -9,12 +9,13 @@
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
 //! - `wire`, `pages`: events and lists, as they arrive
-//! - `access`: credentials and the client
+//! - `access`: credentials and the client; `create`: what is written
 //! - `backoff`, `status`
 
 mod access;
 mod backoff;
 mod connect;
+mod create;
 mod follow;
 mod pages;
 mod protocol;
@@ -29,6 +30,7 @@ use tokio::{sync::mpsc::Sender, task::JoinSet};
 use self::follow::{Follower, Place, Shared};
 pub use self::{
     access::{Access, Error, Settings},
+    create::NotCreated,
     status::{KindStatus, Status},
 };
 use crate::{intern::Interner, object, problem::Problems};
