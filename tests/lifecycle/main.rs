@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod bed;
+mod claim;
 mod node;
 mod restart;

@@ -10,6 +10,7 @@
 //! | [`conntrack`] | list flows by a filter, delete exactly one |
 //! | [`route`] | addresses and their changes; links and routes as far as a test network needs them |
 //! | [`netns`] | network namespaces held by a file descriptor |
+//! | [`Peer`] | who is at the other end of a Unix socket |
 //! | [`socket`] | [`Transport`] (send and receive datagrams) and the real [`Socket`] |
 //! | [`fake`] | transports for tests: one remembers, one fails on schedule |
 //! | [`error`] | [`Error`], shaped by what a caller decides |
@@ -27,6 +28,7 @@ pub mod fake;
 pub mod fuzzing;
 pub mod netns;
 pub mod nft;
+mod peer;
 pub mod route;
 pub mod socket;
 #[cfg(test)]
@@ -34,6 +36,7 @@ mod testing;
 
 pub use error::{Error, Op};
 pub use netns::Netns;
+pub use peer::Peer;
 pub use rustix::io::Errno;
 pub use socket::{Protocol, Socket, Transport};
 

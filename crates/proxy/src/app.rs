@@ -28,6 +28,7 @@ use tokio::{
 
 use crate::{
     checks,
+    claim::Seat,
     config::{
         Config,
         check::{Checked, Mode},
@@ -102,6 +103,7 @@ impl Proxy {
             sweep: Box::new(|_, _| {}),
             publish: Box::new(|_, _| {}),
             events: events.clone(),
+            seat: Seat::default(),
             status: Arc::clone(&status),
             metrics: Arc::clone(&metrics),
         };
@@ -116,7 +118,7 @@ impl Proxy {
             // In the thread of the loop, so that it is in its network namespace.
             let sweep = flows::sweep(&ports.status, &ports.metrics);
             let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
-            let ports = Ports { sweep, publish, ..ports };
+            let ports = Ports { sweep, publish, seat: Seat::take(), ..ports };
             Reconciler::new(settings, ports, pacer, from_files).map(|it| it.watched_by(told))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;

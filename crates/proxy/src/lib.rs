@@ -7,6 +7,7 @@
 //! - [`cmd`]: the commands, from the command line to an exit code
 //! - [`flags`], [`config`], [`syntax`]: what the operator said
 //! - [`app`]: all wiring; [`feed`] is the source in it
+//! - [`claim`]: the right to write, one for each network namespace
 //! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
 //! - [`flows`], [`drift`]: what works beside it: stale flows, and what others change
 //! - [`host`]: this machine's name, families and addresses
@@ -19,6 +20,7 @@
 
 pub mod app;
 pub mod checks;
+pub mod claim;
 pub mod clock;
 pub mod cmd;
 pub mod config;

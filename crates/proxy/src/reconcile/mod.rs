@@ -22,6 +22,7 @@ use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Setting
 use tokio::sync::{Notify, mpsc::Receiver};
 
 use crate::{
+    claim::Seat,
     clock, drift,
     events::{Note, Recorder, Regarding},
     host,
@@ -54,6 +55,8 @@ pub struct Ports {
     pub sweep: Sweep,
     pub publish: Publish,
     pub events: Recorder,
+    /// The right to write to this kernel. Until it is ours everything is got ready, and nothing written.
+    pub seat: Seat,
     pub status: Arc<Status>,
     pub metrics: Arc<Metrics>,
 }
@@ -106,7 +109,11 @@ impl Reconciler {
         stand_in: bool,
     ) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
-        let drift = drift::watch(&*dataplane, &ports.metrics, &ports.events);
+        // As long as another portolan writes, changes are no drift.
+        let drift = match ports.seat.is_ours() {
+            true => drift::watch(&*dataplane, &ports.metrics, &ports.events),
+            false => Arc::default(),
+        };
         Ok(Reconciler {
             world: World::new(settings),
             plan: Plan::new(),
@@ -149,13 +156,17 @@ impl Reconciler {
         loop {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
             let due = self.tell_systemd().map_or(due, |feeding| due.min(feeding));
-            let drift = Arc::clone(&self.drift);
+            let (drift, seat) = (Arc::clone(&self.drift), self.ports.seat.clone());
             let going_on = runtime.block_on(async {
                 tokio::select! {
                     received = updates.recv_many(&mut batch, BATCH) => received > 0,
                     () = tokio::time::sleep_until(due.into()) => true,
                     () = drift.notified() => {
                         self.complete = true;
+                        true
+                    }
+                    () = seat.taken() => {
+                        self.sit_down();
                         true
                     }
                     () = stop.notified() => false,
@@ -166,6 +177,13 @@ impl Reconciler {
             }
             self.take(&mut batch, Instant::now());
             next = self.turn(Instant::now());
+        }
+    }
+
+    /// The other portolan has ended, and what it left is ours to keep.
+    fn sit_down(&mut self) {
+        if let Some(dataplane) = &self.dataplane {
+            self.drift = drift::watch(&**dataplane, &self.ports.metrics, &self.ports.events);
         }
     }
 
@@ -207,7 +225,7 @@ impl Reconciler {
     /// Writes to the kernel if there is something to write and it is time. Returns when to call again at the
     /// latest; `None` if only an update can bring work.
     pub fn turn(&mut self, now: Instant) -> Option<Instant> {
-        if !self.world.is_complete() {
+        if !self.world.is_complete() || !self.ports.seat.is_ours() {
             return None;
         }
         if let Some(until) = self.node_wait(now) {

@@ -86,6 +86,7 @@ fn bench(stand_in: bool) -> Bench {
         }),
         publish: Box::new(move |_, changes| publisher.lock().expect("unpoisoned").push(changes.cloned())),
         events: Recorder::default(),
+        seat: Seat::free(),
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
     };

@@ -210,6 +210,7 @@ fn watched_loop(systemd: Systemd) -> (Reconciler, channel::Sender<()>) {
     let (release, held) = channel::channel();
     let mut held = Some(held);
     let ports = Ports {
+        seat: crate::claim::Seat::free(),
         open: Box::new(move || Ok(Box::new(Stuck(held.take().ok_or("opened once")?)))),
         sweep: Box::new(|_, _| {}),
         publish: Box::new(|_, _| {}),
