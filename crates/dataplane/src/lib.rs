@@ -11,6 +11,7 @@
 //! - [`xtables`]: the iptables tools, run within bounds
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
+//! - [`leftovers`]: what other modes and other proxies left on the node
 //! - [`names`]: every name put into a kernel
 //! - [`error`]: what can go wrong
 
@@ -18,6 +19,7 @@
 
 pub mod conntrack;
 pub mod error;
+pub mod leftovers;
 pub mod names;
 pub mod nftables;
 pub mod none;

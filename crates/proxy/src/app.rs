@@ -80,7 +80,7 @@ impl Proxy {
     /// Starts everything. The error is one sentence.
     pub fn start(setup: Setup) -> Result<Proxy, String> {
         let Setup { config, checked, source, master, netns } = setup;
-        available(checked.mode)?;
+        let mode = available(checked.mode)?;
         let netns = netns.map(Arc::new);
         let families = in_netns(netns.as_deref(), host::families)?;
         let node_name = host::node_name(&config.hostname_override)?;
@@ -119,7 +119,8 @@ impl Proxy {
             let sweep = flows::sweep(&ports.status, &ports.metrics);
             let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
             let ports = Ports { sweep, publish, seat: Seat::take(), ..ports };
-            Reconciler::new(settings, ports, pacer, from_files).map(|it| it.watched_by(told))
+            Reconciler::new(settings, ports, pacer, from_files)
+                .map(|it| it.watched_by(told).taking_over(mode))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();

@@ -9,7 +9,7 @@
 //! - [`app`]: all wiring; [`feed`] is the source in it
 //! - [`claim`]: the right to write, one for each network namespace
 //! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
-//! - [`flows`], [`drift`]: what works beside it: stale flows, and what others change
+//! - [`flows`], [`drift`], [`takeover`]: what works beside it: stale flows, what others change, what others left
 //! - [`host`]: this machine's name, families and addresses
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`checks`], [`endpoints`], [`http`]: who asks
 //! - [`events`]: what the cluster is told
@@ -40,4 +40,5 @@ pub mod reconcile;
 pub mod status;
 pub mod syntax;
 pub mod systemd;
+pub mod takeover;
 pub mod tally;

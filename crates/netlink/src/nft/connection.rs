@@ -175,6 +175,17 @@ impl<T: Transport> Nft<T> {
         self.list(("list rules", msg::GETRULE), table.family, ask, |attrs| Ok(decode::rule(attrs)?.of(table)))
     }
 
+    /// All rules of one chain, in their order. None if there is no such chain.
+    pub fn rules_of(&mut self, table: TableRef<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
+        let ask = |w: &mut Writer| {
+            w.str(encode::RULE_TABLE, table.name);
+            w.str(encode::RULE_CHAIN, chain);
+        };
+        self.list(("list rules", msg::GETRULE), table.family, ask, |attrs| {
+            Ok(decode::rule(attrs)?.of(table).filter(|listed| listed.rule.chain == chain))
+        })
+    }
+
     /// All sets and maps of a table. None if there is no such table.
     pub fn sets(&mut self, table: TableRef<'_>) -> Result<Vec<Listed<Set>>, Error> {
         let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);

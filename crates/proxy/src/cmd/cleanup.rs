@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `--cleanup`: removes exactly what is ours.
+//! `--cleanup`: removes what any mode of Portolan or kube-proxy left, and nothing else.
 
-use model::PerFamily;
+use dataplane::leftovers;
 
-use crate::{app, claim::Claim, config::check::Checked};
+use crate::claim::Claim;
 
-/// Both families, whatever this host serves now: what an earlier run left is ours too.
-pub fn run(checked: &Checked) -> Result<(), String> {
+/// Both families and all modes, whatever is configured: what an earlier run left is to go too.
+pub fn run() -> Result<(), String> {
     let _claim = Claim::stake().map_err(|holder| {
         format!("portolan runs on this node ({holder}) and would put everything back; stop it first")
     })?;
-    let families = PerFamily { v4: true, v6: true };
-    let mut dataplane = app::open(checked, families)?;
-    dataplane.cleanup().map_err(|error| format!("not everything could be removed: {error}"))?;
-    tracing::info!("removed everything that is ours");
+    let report = leftovers::remove(None);
+    for thing in &report.removed {
+        tracing::info!("removed {thing}");
+    }
+    for reason in &report.kept {
+        tracing::warn!("{reason}");
+    }
+    match report.failed.as_slice() {
+        [] if report.removed.is_empty() => tracing::info!("there was nothing to remove"),
+        [] => {}
+        failed => return Err(format!("not everything could be removed: {}", failed.join("; "))),
+    }
     Ok(())
 }

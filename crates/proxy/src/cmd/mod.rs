@@ -53,7 +53,7 @@ fn daemon(args: &[String]) -> ExitCode {
     let outcome = if let Some(path) = &options.write_config_to {
         write_config(&options.config, path)
     } else if options.cleanup {
-        cleanup::run(&checked)
+        cleanup::run()
     } else {
         serve::run(options, checked)
     };

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{Dataplane, Scope};
+use dataplane::{Dataplane, Mode, Scope};
 use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver};
 
@@ -30,6 +30,7 @@ use crate::{
     pace::Pacer,
     status::Status,
     systemd::Systemd,
+    takeover::{self, Takeover},
     tally::Tally,
 };
 
@@ -88,8 +89,19 @@ pub struct Reconciler {
     tally: Tally,
     /// Is told of every round.
     systemd: Arc<Systemd>,
+    succession: Succession,
     /// What waits for a successful write.
     waiting: Waiting,
+}
+
+/// What another proxy left.
+enum Succession {
+    /// Is none of our business.
+    None,
+    /// Goes once all is in force.
+    Ahead(Mode),
+    /// Goes.
+    Begun(#[expect(dead_code, reason = "held, as its end ends the work")] Takeover),
 }
 
 #[derive(Default)]
@@ -132,6 +144,7 @@ impl Reconciler {
             begun: Instant::now(),
             tally: Tally::default(),
             systemd: Arc::default(),
+            succession: Succession::None,
             waiting: Waiting::default(),
         })
     }
@@ -139,6 +152,11 @@ impl Reconciler {
     /// Has every round told to systemd, whose watchdog is so fed while the loop lives.
     pub fn watched_by(self, systemd: Arc<Systemd>) -> Reconciler {
         Reconciler { systemd, ..self }
+    }
+
+    /// Removes, once all is in force, what is no part of this mode.
+    pub fn taking_over(self, mode: Mode) -> Reconciler {
+        Reconciler { succession: Succession::Ahead(mode), ..self }
     }
 
     /// Runs until it is told to stop, or all senders are gone.
@@ -393,6 +411,9 @@ impl Reconciler {
         }
         self.complete = false;
         self.serving = true;
+        if let Succession::Ahead(mode) = self.succession {
+            self.succession = Succession::Begun(takeover::begin(mode));
+        }
     }
 
     /// From the change in the cluster to the kernel. What happened before our start was not ours to be fast with.

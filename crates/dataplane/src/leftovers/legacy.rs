@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What is in the tables of the legacy variant of iptables, which only its own tools can reach.
+
+use std::{collections::BTreeSet, convert::Infallible, fmt::Write as _, fs};
+
+use model::Family;
+
+use super::{
+    Report,
+    fate::{self, Fate, Jump},
+};
+use crate::xtables::{
+    self, Failure, Table, Tables, Variant,
+    words::{chain, rule, target},
+};
+
+/// Removes the doomed chains.
+pub(super) fn remove_chains(is_doomed: &dyn Fn(&str) -> bool, report: &mut Report) {
+    for family in Family::BOTH {
+        // Without the tables, nothing can be left in them; and with nothing to find, nobody needs the tools.
+        let tables = present(family);
+        if tables.is_empty() {
+            continue;
+        }
+        let mut tools = match xtables::find_variant(&xtables::SEARCH, Variant::Legacy) {
+            Ok(tools) => tools,
+            Err(_) => {
+                report.kept.push(format!(
+                    "the legacy tables of iptables are in use here, and without its tools nobody can tell what is in \
+                     them: look for KUBE- chains with `{}-legacy-save` on the host",
+                    tool(family)
+                ));
+                return;
+            }
+        };
+        for table in tables {
+            if let Err(failure) = remove_from(&mut tools, family, table, is_doomed, report) {
+                report.failed.push(format!("chains of legacy table {table} ({}): {failure}", tool(family)));
+            }
+        }
+    }
+}
+
+fn tool(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    }
+}
+
+/// The tables that exist, filter first: what it refuses is still translated in nat.
+fn present(family: Family) -> Vec<Table> {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    let names = fs::read_to_string(file).unwrap_or_default();
+    let is_there = |table: &Table| names.lines().any(|name| name == table.to_string());
+    [Table::Filter, Table::Nat, Table::Mangle].into_iter().filter(is_there).collect()
+}
+
+/// Removes them from one table, in one commit.
+pub(super) fn remove_from(
+    tools: &mut dyn Tables,
+    family: Family,
+    table: Table,
+    is_doomed: &dyn Fn(&str) -> bool,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let (mut doomed, mut built_in) = (BTreeSet::new(), BTreeSet::new());
+    let mut jumps: Vec<Jump<String>> = Vec::new();
+    let mut inner: Vec<(String, String)> = Vec::new();
+    tools.save(family, table, &mut |line| {
+        if let Some(name) = chain(line) {
+            if is_doomed(name) {
+                doomed.insert(name.to_owned());
+            } else if line.split(' ').nth(1).is_some_and(|policy| policy != "-") {
+                built_in.insert(name.to_owned());
+            }
+        }
+        let Some((from, rest)) = rule(line) else { return };
+        let Some(to) = target(line).filter(|to| is_doomed(to)) else { return };
+        if !is_doomed(from) {
+            let from_built_in = built_in.contains(from);
+            jumps.push(Jump {
+                from: from.to_owned(),
+                from_built_in,
+                to: to.into_owned(),
+                rule: rest.to_owned(),
+            });
+        } else if !to.starts_with(crate::names::xt::SEP) {
+            inner.push((from.to_owned(), to.into_owned()));
+        }
+    })?;
+    if doomed.is_empty() {
+        return Ok(());
+    }
+    let leads_to = |chain: &str| {
+        let from_there = inner.iter().filter(|(from, _)| from == chain);
+        Ok::<_, Infallible>(from_there.map(|(_, to)| to.clone()).collect())
+    };
+    let Ok(fate) = fate::decide(doomed, jumps, leads_to);
+    report.keep(&format!("{}-legacy {table}", tool(family)), &fate.kept);
+    tools.restore(family, &removal(table, &fate))?;
+    report.chains(&format!("table {table} of {}-legacy", tool(family)), fate.chains.len());
+    Ok(())
+}
+
+fn removal(table: Table, fate: &Fate<String>) -> String {
+    let mut input = format!("*{table}\n");
+    // Named, an existing chain is emptied.
+    for chain in &fate.chains {
+        let _ = writeln!(input, ":{chain} - [0:0]");
+    }
+    for jump in &fate.jumps {
+        let _ = writeln!(input, "-D {} {}", jump.from, jump.rule);
+    }
+    for chain in &fate.chains {
+        let _ = writeln!(input, "-X {chain}");
+    }
+    input.push_str("COMMIT\n");
+    input
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What other modes and other programs of our trade left on this node, and how it goes.
+//!
+//! kube-proxy stops without removing anything, as we do, so that traffic goes on. Whoever takes over removes what it
+//! left once his own rules serve: stale rules would go on translating to endpoints that are gone.
+//!
+//! Ours and kube-proxy's, of every mode, and nothing else. What is the kubelet's stays (its hint, its canaries, and
+//! `KUBE-FIREWALL`, which it shares with kube-proxy), and so does a chain that somebody else's rules use.
+//!
+//! # Layout
+//!
+//! - `nft`: tables of nftables modes, and chains that the nft variant of iptables wrote; by netlink
+//! - `legacy`: chains in tables of the legacy variant; by its tools
+//! - `fate`: which chains go and which stay; pure
+
+mod fate;
+mod legacy;
+mod nft;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use model::Family;
+use netlink::nft::Nft;
+
+use crate::{Mode, names, xtables::leftovers as chains};
+
+/// What became of it. Each part is sentences, or names of things, for the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What was there and is gone.
+    pub removed: Vec<String>,
+    /// What may or must stay, and why.
+    pub kept: Vec<String>,
+    /// What should have gone and could not.
+    pub failed: Vec<String>,
+}
+
+impl Report {
+    fn chains(&mut self, place: &str, count: usize) {
+        if count > 0 {
+            self.removed.push(format!("{count} chains of {place}"));
+        }
+    }
+
+    fn keep(&mut self, place: &str, kept: &BTreeMap<String, String>) {
+        for (chain, user) in kept {
+            self.kept.push(format!("chain {chain} of {place} stays, as {user} uses it"));
+        }
+    }
+}
+
+/// Removes all that is not part of the mode `own`; with `None` all of every mode. In the network namespace of this
+/// thread. Goes on after errors.
+pub fn remove(own: Option<Mode>) -> Report {
+    let mut report = Report::default();
+    let is_doomed = |name: &str| match own {
+        Some(Mode::Nftables | Mode::None) | None => {
+            chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
+        }
+    };
+    match Nft::open() {
+        Ok(mut nft) => {
+            nft::remove_chains(&mut nft, &is_doomed, &mut report);
+            nft::remove_kube_proxy(&mut nft, &mut report);
+            if own != Some(Mode::Nftables) {
+                for family in Family::BOTH {
+                    nft::remove_table(&mut nft, family, names::TABLE, &mut report);
+                }
+            }
+        }
+        Err(error) => report.failed.push(format!("tables of nftables: {error}")),
+    }
+    legacy::remove_chains(&is_doomed, &mut report);
+    report
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Before the kernel, in a namespace for each test, with the tools where they are installed.
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use netlink::Netns;
+
+use super::*;
+
+/// What kube-proxy of several ages leaves, and between it what is the kubelet's and what is others'.
+const TABLES: &str = "\
+*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-MARK-DROP - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-PORTALS-HOST - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MINE - [0:0]
+:MINE - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A PREROUTING -s 192.0.2.1/32 -j MINE
+-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment \"handle ClusterIPs\" -j KUBE-PORTALS-HOST
+-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
+-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -s 192.0.2.9/32 -j KUBE-MARK-MASQ
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m tcp -j DNAT --to-destination 192.0.2.9:6443
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
+-A KUBE-POSTROUTING -j MASQUERADE
+-A MINE -j ACCEPT
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A INPUT -j KUBE-IPVS-FILTER
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
+-A FORWARD -s 192.0.2.2/32 -j DROP
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FIREWALL -d 127.0.0.0/8 -j DROP
+COMMIT
+";
+
+/// What must be left of it.
+const REST: &str = "\
+*filter
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -s 192.0.2.2/32 -j DROP
+-A KUBE-FIREWALL -d 127.0.0.0/8 -j DROP
+*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-MINE - [0:0]
+:MINE - [0:0]
+-A PREROUTING -s 192.0.2.1/32 -j MINE
+-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE
+-A MINE -j ACCEPT
+";
+
+/// Runs in a namespace of its own; `None` where that is not allowed.
+fn alone<R: Send>(test: impl FnOnce() -> R + Send) -> Option<R> {
+    match Netns::new() {
+        Ok(netns) => Some(netns.run(test).expect("it can be entered")),
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "network namespaces need root: {error}");
+            println!("skipped: network namespaces need root");
+            None
+        }
+    }
+}
+
+/// Runs a tool; `None` where it is not installed.
+fn tool(words: &[&str], input: &str) -> Option<String> {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            println!("skipped: {}: {error}", words[0]);
+            return None;
+        }
+    };
+    child.stdin.take().expect("it is piped").write_all(input.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {complaint}");
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What a tool shows, without comments, built-in chains and commits; tables in order of their names.
+fn shown(save: &str) -> Option<String> {
+    let text = tool(&[save], "")?;
+    let mut tables: Vec<String> = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#') && *line != "COMMIT") {
+        if line.starts_with('*') {
+            tables.push(String::new());
+        }
+        let is_built_in = line.starts_with(':') && !line.contains(" - ");
+        if let Some(table) = tables.last_mut().filter(|_| !is_built_in) {
+            table.push_str(&format!("{line}\n"));
+        }
+    }
+    tables.sort();
+    Some(tables.concat())
+}
+
+fn check(variant: &str, family: &str) {
+    let (save, restore) = (format!("{family}-{variant}-save"), format!("{family}-{variant}-restore"));
+    let as_v6 = |text: &str| match family {
+        "ip6tables" => text
+            .replace("192.0.2.0/24", "2001:db8::/64")
+            .replace("192.0.2.9:6443", "[2001:db8::9]:6443")
+            .replace("192.0.2.", "2001:db8::")
+            .replace("10.96.0.1/32", "fd00::1/128")
+            .replace("127.0.0.0/8", "::1/128")
+            .replace("/32", "/128"),
+        _ => text.to_owned(),
+    };
+    alone(|| {
+        tool(&[&restore], &as_v6(TABLES))?;
+        let report = remove(Some(Mode::Nftables));
+        assert_eq!(report.failed, Vec::<String>::new());
+        assert_eq!(report.kept, Vec::<String>::new());
+        assert_eq!(report.removed.len(), 3, "{report:?}");
+        assert_eq!(shown(&save)?, as_v6(REST));
+        // Nothing more to do.
+        assert_eq!(remove(None), Report::default());
+        Some(())
+    });
+}
+
+#[test]
+fn chains_of_iptables_nft_go_and_nothing_else() {
+    check("nft", "iptables");
+    check("nft", "ip6tables");
+}
+
+#[test]
+fn chains_of_iptables_legacy_go_and_nothing_else() {
+    check("legacy", "iptables");
+    check("legacy", "ip6tables");
+}
+
+/// The CNI plugin portmap can be told to mark by kube-proxy's chain.
+#[test]
+fn what_others_use_stays_and_is_named() {
+    for variant in ["nft", "legacy"] {
+        alone(|| {
+            let with_user = TABLES.replace("-A MINE -j ACCEPT", "-A MINE -j KUBE-MARK-MASQ");
+            tool(&[&format!("iptables-{variant}-restore")], &with_user)?;
+            let report = remove(Some(Mode::Nftables));
+            assert_eq!(report.failed, Vec::<String>::new());
+            let kept = report.kept.join("\n");
+            assert!(kept.contains("KUBE-MARK-MASQ") && kept.contains("MINE uses it"), "{kept}");
+            let rules = shown(&format!("iptables-{variant}-save"))?;
+            for rest in
+                ["-A MINE -j KUBE-MARK-MASQ", "-A KUBE-POSTROUTING -j MASQUERADE", "-j KUBE-POSTROUTING"]
+            {
+                assert!(rules.contains(rest), "{rest} is gone from\n{rules}");
+            }
+            assert!(!rules.contains("KUBE-SVC-"), "{rules}");
+            Some(())
+        });
+    }
+}
+
+#[test]
+fn tables_of_nftables_modes_go() {
+    let tables = "add table ip kube-proxy; add chain ip kube-proxy c; add table ip6 kube-proxy; add table ip portolan; \
+                  add table inet kube-proxy; add table ip mine";
+    alone(|| {
+        tool(&["nft", tables], "")?;
+        let report = remove(Some(Mode::Nftables));
+        assert_eq!(report.removed, ["table ip kube-proxy", "table ip6 kube-proxy"]);
+        assert_eq!(
+            tool(&["nft", "list tables"], "")?,
+            "table ip portolan\ntable inet kube-proxy\ntable ip mine\n"
+        );
+        let report = remove(None);
+        assert_eq!(report.removed, ["table ip portolan"]);
+        assert_eq!(tool(&["nft", "list tables"], "")?, "table inet kube-proxy\ntable ip mine\n");
+        Some(())
+    });
+}
