@@ -22,7 +22,8 @@ pub struct Node {
     pub eligible: bool,
 }
 
-/// What flags and configuration decided. Fixed for the life of a [`crate::World`].
+/// What flags and configuration decided. Name and families are fixed for the life of a [`crate::World`]; for the
+/// rest see [`crate::World::retune`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Trimmed and lower-cased; endpoints whose node is this one are local.

@@ -132,6 +132,18 @@ impl World {
         }
     }
 
+    /// Other settings from now on; everything is looked at again. Node name and families stay what they were:
+    /// what has been taken in was taken in by them.
+    pub fn retune(&mut self, settings: Settings) {
+        let node_name = Arc::clone(&self.settings.node_name);
+        let settings = Settings { node_name, families: self.settings.families, ..settings };
+        if settings != self.settings {
+            self.settings = settings;
+            self.dirty.all_services = true;
+            self.dirty.node_wide = true;
+        }
+    }
+
     /// Hands out what became dirty and forgets it. Pass it to [`crate::Plan::update`], else it is lost.
     pub fn take_dirty(&mut self) -> Dirty {
         std::mem::take(&mut self.dirty)

@@ -93,6 +93,34 @@ proptest! {
     }
 
     #[test]
+    fn other_settings_end_in_the_plan_of_a_fresh_start(
+        first in settings(), second in settings(), batches in steps()
+    ) {
+        let second = Settings { families: first.families, ..second };
+        let (mut known, mut plan, mut mirror) = (Known::default(), Plan::new(), BTreeMap::new());
+        let mut world = World::new(first.clone());
+        for (at, batch) in batches.iter().enumerate() {
+            for update in batch.iter().flat_map(|step| known.updates(step)).collect::<Vec<_>>() {
+                known.apply(update.clone());
+                world.apply(update);
+            }
+            let now = if at % 2 == 0 { &second } else { &first };
+            // The families of a world are what they were.
+            world.retune(Settings { families: model::PerFamily { v4: true, v6: true }, ..now.clone() });
+            let dirty = world.take_dirty();
+            for frontend in plan.update(&world, dirty).frontends {
+                match plan.decision(&frontend) {
+                    Some(decision) => mirror.insert(frontend, decision.clone()),
+                    None => mirror.remove(&frontend),
+                };
+            }
+            let fresh = Plan::from_world(&known.world(now.clone(), false));
+            prop_assert_eq!(plan.to_string(), fresh.to_string());
+            prop_assert_eq!(&mirror, &Picture::of(&plan, &known).frontends, "each change is told");
+        }
+    }
+
+    #[test]
     fn every_packet_has_an_outcome(settings in settings(), batches in steps(), port in 0..100_u16) {
         follow(settings, &batches, |turn| {
             for packet in packets(port) {
