@@ -36,11 +36,12 @@ use crate::{
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
     feed::Feed,
-    flags::Source,
+    flags::{Options, Source},
     flows, health, host, http,
+    live::Live,
     metrics::{self, Metrics, ip_family},
-    pace::Pacer,
     reconcile::{Ports, Reconciler},
+    reload::Reload,
     status::Status,
     systemd::Systemd,
 };
@@ -71,6 +72,8 @@ pub struct Proxy {
     systemd: Arc<Systemd>,
     /// Why it cannot go on, if that happens.
     fatal: mpsc::Receiver<String>,
+    give_up: mpsc::Sender<String>,
+    live: Arc<Live>,
     runtime: Option<Runtime>,
     stop: Arc<Notify>,
     reconcile: Option<JoinHandle<()>>,
@@ -97,6 +100,8 @@ impl Proxy {
         let events = feed.access().map_or_else(Recorder::default, |access| {
             Recorder::start(runtime.handle(), access, &node_name, &metrics)
         });
+        let place = (node_name, families);
+        let (live, tuning) = Live::new((config, &checked), place, &status, netns.clone());
         let for_dataplane = checked.clone();
         let ports = Ports {
             open: Box::new(move || open(&for_dataplane, families)),
@@ -106,12 +111,11 @@ impl Proxy {
             seat: Seat::default(),
             status: Arc::clone(&status),
             metrics: Arc::clone(&metrics),
+            tuning,
         };
-        let settings = settings(&config, &checked, node_name, families);
-        warn(&settings.detect_local);
+        warn(&checked.detect_local);
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
-        let pacer = Pacer::new(checked.min_sync_period, MAX_BACKOFF);
         let systemd = Arc::new(Systemd::from_environment());
         let told = Arc::clone(&systemd);
         let make = move || {
@@ -119,10 +123,11 @@ impl Proxy {
             let sweep = flows::sweep(&ports.status, &ports.metrics);
             let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
             let ports = Ports { sweep, publish, seat: Seat::take(), ..ports };
-            Reconciler::new(settings, ports, pacer, from_files)
-                .map(|it| it.watched_by(told).taking_over(mode))
+            Reconciler::new(ports, MAX_BACKOFF, from_files).map(|it| it.watched_by(told).taking_over(mode))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
+        let live = Arc::new(live);
+        live.settle_at_start(&checked);
         let host = updates.downgrade();
         spawn("host", netns, move || host::watch(&host))?;
         let api = feed.api();
@@ -134,23 +139,32 @@ impl Proxy {
             metrics: Arc::clone(&metrics),
             problems: Arc::clone(&problems),
             api,
-            config,
+            config: live.current().clone(),
             started,
         };
         serve(&runtime, &checked, (&status, endpoints, events), &fatal_sender);
-        let families: Vec<_> = status.served().map(ip_family).collect();
-        let version = env!("CARGO_PKG_VERSION");
-        tracing::info!(version, mode = %checked.mode, families = families.join(","), "started");
+        tell_start(&status, checked.mode);
         Ok(Proxy {
             status,
             metrics,
             problems,
             systemd,
             fatal,
+            give_up: fatal_sender,
+            live,
             runtime: Some(runtime),
             stop,
             reconcile: Some(reconcile),
         })
+    }
+
+    /// Follows the configuration files from now on: `parsed` is the command line, `options` what it made with
+    /// them.
+    pub fn follow(&self, parsed: Options, options: Options) {
+        if let Some(runtime) = &self.runtime {
+            let reload = Reload::new(Arc::clone(&self.live), parsed, options);
+            runtime.spawn(reload.run(self.give_up.clone()));
+        }
     }
 
     /// Waits for a signal to stop, or a reason to give up.
@@ -233,6 +247,12 @@ pub fn settings(
     }
 }
 
+fn tell_start(status: &Status, mode: Mode) {
+    let families: Vec<_> = status.served().map(ip_family).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(version, %mode, families = families.join(","), "started");
+}
+
 /// A thread in a network namespace.
 fn spawn(
     name: &str,
@@ -249,7 +269,8 @@ fn spawn(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-fn in_netns<R: Send>(netns: Option<&Netns>, work: impl FnOnce() -> R + Send) -> Result<R, String> {
+/// Does it in a network namespace, if one is named.
+pub fn in_netns<R: Send>(netns: Option<&Netns>, work: impl FnOnce() -> R + Send) -> Result<R, String> {
     match netns {
         Some(netns) => netns.run(work).map_err(|error| error.to_string()),
         None => Ok(work()),

@@ -12,8 +12,8 @@ use source::{Problems, kube};
 
 use crate::{
     clock,
-    config::Config,
     http::{Answer, body, plain, typed},
+    live::Current,
     metrics::Metrics,
 };
 
@@ -23,7 +23,7 @@ pub struct Endpoints {
     pub problems: Arc<Problems>,
     /// How the connections to the API server fare, if there are any.
     pub api: Option<Arc<kube::Status>>,
-    pub config: Config,
+    pub config: Current,
     pub started: SystemTime,
 }
 
@@ -40,9 +40,9 @@ impl Endpoints {
                 plain(StatusCode::OK, "[+]ping ok\nhealthz check passed\n")
             }
             "/healthz" | "/healthz/ping" => plain(StatusCode::OK, "ok"),
-            "/proxyMode" => plain(StatusCode::OK, self.config.mode.clone()),
+            "/proxyMode" => plain(StatusCode::OK, self.config.config().mode.clone()),
             "/configz" => {
-                let config = json!({ "kubeproxy.config.k8s.io": self.config });
+                let config = json!({ "kubeproxy.config.k8s.io": &*self.config.config() });
                 typed(StatusCode::OK, "application/json", config.to_string())
             }
             _ => return None,
@@ -105,6 +105,7 @@ mod tests {
     use source::{Problem, Reason};
 
     use super::*;
+    use crate::config::Config;
 
     fn endpoints() -> Endpoints {
         let mut config = Config::with_defaults();
@@ -113,7 +114,7 @@ mod tests {
             metrics: Arc::new(Metrics::new(SystemTime::UNIX_EPOCH)),
             problems: Arc::default(),
             api: Some(Arc::default()),
-            config,
+            config: Current::new(config),
             started: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_500),
         }
     }

@@ -35,6 +35,18 @@ pub fn node_name(hostname_override: &str) -> Result<Arc<str>, &'static str> {
     }
 }
 
+/// Sets this process's oom_score_adj. Failing to is no reason not to serve.
+pub fn adjust_oom_score(score: i32) {
+    let path = "/proc/self/oom_score_adj";
+    let is_so = fs::read_to_string(path).is_ok_and(|text| text.trim() == score.to_string());
+    if is_so {
+        return;
+    }
+    if let Err(error) = fs::write(path, score.to_string()) {
+        tracing::warn!(score, %error, "cannot set oom_score_adj");
+    }
+}
+
 /// IPv4 always; IPv6 if the kernel has it and it is not switched off.
 pub fn families() -> PerFamily<bool> {
     let present = fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(false);

@@ -10,7 +10,9 @@
 //! - [`claim`]: the right to write, one for each network namespace
 //! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
 //! - [`flows`], [`drift`], [`takeover`]: what works beside it: stale flows, what others change, what others left
+//! - [`live`]: what of the configuration is in force; [`reload`] follows its files
 //! - [`host`]: this machine's name, families and addresses
+//! - [`node`]: its kernel settings
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`checks`], [`endpoints`], [`http`]: who asks
 //! - [`events`]: what the cluster is told
 //! - [`systemd`]: what the service manager is told
@@ -33,10 +35,13 @@ pub mod flows;
 pub mod health;
 pub mod host;
 pub mod http;
+pub mod live;
 pub mod log;
 pub mod metrics;
+pub mod node;
 pub mod pace;
 pub mod reconcile;
+pub mod reload;
 pub mod status;
 pub mod syntax;
 pub mod systemd;

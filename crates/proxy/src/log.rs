@@ -16,7 +16,7 @@ use std::{
     fmt::{self, Write as _},
     hash::{DefaultHasher, Hash, Hasher},
     io::Write as _,
-    sync::Mutex,
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -39,52 +39,50 @@ const REMEMBERED: usize = 1024;
 /// The crates of this program; all others are libraries.
 const OURS: [&str; 7] = ["dataplane", "lab", "model", "netlink", "portolan", "proxy", "source"];
 
-/// Sends all further log lines of the process to stderr. Only the first call has an effect.
+/// Sends all further log lines of the process to stderr; the first call begins it, each further one only
+/// changes how much is told and how it looks.
 pub fn init(settings: &Logging) {
-    let journal = Journal::new(
-        settings,
-        Box::new(|line| {
-            // There is nobody to tell that telling failed.
-            let _ = std::io::stderr().lock().write_all(line.as_bytes());
-        }),
-    );
-    let _ = tracing_subscriber::registry().with(journal).try_init();
+    static RULES: OnceLock<Arc<RwLock<Rules>>> = OnceLock::new();
+    let mut first = false;
+    let rules = RULES.get_or_init(|| {
+        first = true;
+        Arc::new(RwLock::new(Rules::new(settings)))
+    });
+    if first {
+        let journal = Journal::new(
+            Arc::clone(rules),
+            Box::new(|line| {
+                // There is nobody to tell that telling failed.
+                let _ = std::io::stderr().lock().write_all(line.as_bytes());
+            }),
+        );
+        let _ = tracing_subscriber::registry().with(journal).try_init();
+    } else {
+        *rules.write().unwrap_or_else(PoisonError::into_inner) = Rules::new(settings);
+        // Each place in the program remembers whether anybody wants to hear of it.
+        tracing::callsite::rebuild_interest_cache();
+    }
 }
 
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
 struct Journal {
-    json: bool,
-    verbosity: u32,
-    vmodule: Vec<(String, u32)>,
+    rules: Arc<RwLock<Rules>>,
     limiter: Mutex<Limiter>,
     sink: Sink,
 }
 
-impl Journal {
-    fn new(settings: &Logging, sink: Sink) -> Journal {
-        let vmodule = settings.vmodule.iter().map(|entry| (entry.file_pattern.clone(), entry.verbosity));
-        Journal {
-            json: settings.format == "json",
-            verbosity: settings.verbosity,
-            vmodule: vmodule.collect(),
-            limiter: Mutex::default(),
-            sink,
-        }
-    }
+/// What the configuration says about the log.
+struct Rules {
+    json: bool,
+    verbosity: u32,
+    vmodule: Vec<(String, u32)>,
+}
 
-    /// The verbosity a place in the program has to be logged at.
-    fn needed(metadata: &Metadata<'_>) -> u32 {
-        let ours = OURS.contains(&metadata.target().split("::").next().unwrap_or_default());
-        match (*metadata.level(), ours) {
-            (Level::ERROR | Level::WARN | Level::INFO, true) => 0,
-            (Level::DEBUG, true) => 2,
-            (Level::TRACE, true) => 4,
-            // What a library finds bad comes back to us as an error, and is told in our words.
-            (Level::ERROR | Level::WARN, false) => 2,
-            (Level::INFO | Level::DEBUG, false) => 6,
-            (Level::TRACE, false) => 8,
-        }
+impl Rules {
+    fn new(settings: &Logging) -> Rules {
+        let vmodule = settings.vmodule.iter().map(|entry| (entry.file_pattern.clone(), entry.verbosity));
+        Rules { json: settings.format == "json", verbosity: settings.verbosity, vmodule: vmodule.collect() }
     }
 
     fn allows(&self, metadata: &Metadata<'_>) -> bool {
@@ -101,12 +99,32 @@ impl Journal {
         });
         named.is_some_and(|(_, level)| needed <= *level)
     }
+}
+
+impl Journal {
+    fn new(rules: Arc<RwLock<Rules>>, sink: Sink) -> Journal {
+        Journal { rules, limiter: Mutex::default(), sink }
+    }
+
+    /// The verbosity a place in the program has to be logged at.
+    fn needed(metadata: &Metadata<'_>) -> u32 {
+        let ours = OURS.contains(&metadata.target().split("::").next().unwrap_or_default());
+        match (*metadata.level(), ours) {
+            (Level::ERROR | Level::WARN | Level::INFO, true) => 0,
+            (Level::DEBUG, true) => 2,
+            (Level::TRACE, true) => 4,
+            // What a library finds bad comes back to us as an error, and is told in our words.
+            (Level::ERROR | Level::WARN, false) => 2,
+            (Level::INFO | Level::DEBUG, false) => 6,
+            (Level::TRACE, false) => 8,
+        }
+    }
 
     fn line(&self, metadata: &Metadata<'_>, fields: &Fields, extra: &[(&str, u32)]) -> String {
         let now = SystemTime::now();
         let file = metadata.file().unwrap_or("unknown").rsplit('/').next().unwrap_or_default();
         let place = format!("{file}:{}", metadata.line().unwrap_or(0));
-        if self.json {
+        if self.rules.read().unwrap_or_else(PoisonError::into_inner).json {
             let mut object = Map::new();
             object.insert("ts".into(), (clock::unix_secs(now) * 1e3).into());
             object.insert("caller".into(), place.into());
@@ -142,7 +160,7 @@ impl Journal {
 
 impl<S: Subscriber> Layer<S> for Journal {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
-        self.allows(metadata)
+        self.rules.read().unwrap_or_else(PoisonError::into_inner).allows(metadata)
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
@@ -157,7 +175,7 @@ impl<S: Subscriber> Layer<S> for Journal {
                 &fields.message,
                 fields.rest.iter().map(|(n, v)| (n, v.to_string())).collect::<Vec<_>>(),
             ));
-            let mut limiter = self.limiter.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
             let Some((repeated, dropped)) = limiter.admit(site, text, Instant::now()) else { return };
             extra.extend(
                 [("repeated", repeated), ("dropped", dropped)].into_iter().filter(|(_, count)| *count > 0),
@@ -271,16 +289,18 @@ impl Limiter {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::config::VModule;
 
     fn logged(settings: &Logging, events: impl FnOnce()) -> String {
+        logged_by(&Arc::new(RwLock::new(Rules::new(settings))), events)
+    }
+
+    fn logged_by(rules: &Arc<RwLock<Rules>>, events: impl FnOnce()) -> String {
         let lines = Arc::new(Mutex::new(String::new()));
         let sink = Arc::clone(&lines);
-        let journal =
-            Journal::new(settings, Box::new(move |line| sink.lock().expect("one thread").push_str(line)));
+        let sink: Sink = Box::new(move |line| sink.lock().expect("one thread").push_str(line));
+        let journal = Journal::new(Arc::clone(rules), sink);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(journal), events);
         std::mem::take(&mut *lines.lock().expect("one thread"))
     }
@@ -333,6 +353,20 @@ mod tests {
             ["log", "l*", "?og", "*/src/log", "other", "lo"].map(|p| count(&module(p))),
             [1, 1, 1, 1, 0, 0]
         );
+    }
+
+    #[test]
+    fn the_rules_can_be_changed_while_it_runs() {
+        let rules = Arc::new(RwLock::new(Rules::new(&settings("text", 0))));
+        let text = logged_by(&rules, || {
+            let tell = |word| tracing::debug!(word, "debug");
+            tell("before");
+            *rules.write().expect("one thread") = Rules::new(&settings("json", 2));
+            tracing::callsite::rebuild_interest_cache();
+            tell("after");
+        });
+        let value: Value = serde_json::from_str(&text).expect("one line, of JSON");
+        assert_eq!(value["word"], "after");
     }
 
     #[test]

@@ -32,6 +32,11 @@ impl Pacer {
         Pacer { max_pause, max_backoff, not_before: None, failures: 0 }
     }
 
+    /// From now on no pause is longer than this.
+    pub fn set_max_pause(&mut self, max_pause: Duration) {
+        self.max_pause = max_pause;
+    }
+
     /// When what is to be done now may be done: `now`, or later.
     pub fn due(&self, now: Instant) -> Instant {
         self.not_before.map_or(now, |not_before| not_before.max(now))

@@ -12,14 +12,14 @@ use model::{Family, PerFamily};
 /// What the loop tells, and the servers ask.
 pub struct Status {
     families: PerFamily<bool>,
-    /// How long work may wait, or fail, before the process counts as stuck: twice the sync period.
-    patience: Duration,
     state: Mutex<State>,
     committed: Condvar,
 }
 
 #[derive(Clone, Default)]
 struct State {
+    /// How long work may wait, or fail, before the process counts as stuck: twice the sync period.
+    patience: Duration,
     /// The last time the kernel held all we knew.
     programmed: Option<SystemTime>,
     /// The successful writes so far, and when the last one was done.
@@ -51,8 +51,13 @@ pub struct Report {
 impl Status {
     /// `node_expected`: the source has Node objects, so that a missing one means something.
     pub fn new(families: PerFamily<bool>, sync_period: Duration, node_expected: bool) -> Status {
-        let state = State { node_expected, ..State::default() };
-        Status { families, patience: sync_period * 2, state: Mutex::new(state), committed: Condvar::new() }
+        let state = State { node_expected, patience: sync_period * 2, ..State::default() };
+        Status { families, state: Mutex::new(state), committed: Condvar::new() }
+    }
+
+    /// Another sync period from now on.
+    pub fn set_sync_period(&self, sync_period: Duration) {
+        self.change(|state| state.patience = sync_period * 2);
     }
 
     /// Something is to be programmed.
@@ -112,7 +117,7 @@ impl Status {
     pub fn report(&self, now: SystemTime) -> Report {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let waited = state.queued.and_then(|since| now.duration_since(since).ok()).unwrap_or_default();
-        let alive = waited < self.patience;
+        let alive = waited < state.patience;
         Report {
             now,
             families: self.families,

@@ -46,6 +46,7 @@ fn daemon(args: &[String]) -> ExitCode {
     if positional.iter().any(|word| !word.is_empty()) {
         return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}"));
     }
+    let parsed = options.clone();
     let (options, checked) = match prepare(options) {
         Ok(prepared) => prepared,
         Err(error) => return fail(&error),
@@ -55,7 +56,7 @@ fn daemon(args: &[String]) -> ExitCode {
     } else if options.cleanup {
         cleanup::run()
     } else {
-        serve::run(options, checked)
+        serve::run(parsed, options, checked)
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,10 +89,7 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
 }
 
 fn checked(config: &Config) -> Result<Checked, String> {
-    check::check(config).map_err(|wrong| {
-        let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
-        format!("the configuration is not valid: {}", wrong.join("; "))
-    })
+    check::check(config).map_err(|wrong| check::sentence(&wrong))
 }
 
 fn write_config(config: &Config, path: &Path) -> Result<(), String> {

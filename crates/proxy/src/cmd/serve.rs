@@ -4,22 +4,34 @@
 
 use crate::{
     app::{self, Proxy, Setup},
-    config::check::Checked,
+    config::{Config, check::Checked},
     flags::Options,
-    host,
+    host, live,
 };
 
 /// Returns when a signal asks for it, with everything left in the kernel; or with the reason it cannot go on.
-pub fn run(options: Options, checked: Checked) -> Result<(), String> {
+/// `parsed` is the command line alone, to be read again with the files when they change.
+pub fn run(parsed: Options, options: Options, checked: Checked) -> Result<(), String> {
     panics_are_logged();
-    adjust_oom_score(options.config.oom_score_adj.unwrap_or_default());
-    let Options { config, source, master, init_only, .. } = options;
-    if init_only {
-        app::open(&checked, host::families())?;
-        tracing::info!("this node can be served; nothing else needs to be done with full privileges");
-        return Ok(());
+    host::adjust_oom_score(options.config.oom_score_adj.unwrap_or_default());
+    if options.init_only {
+        return init(&options.config, &checked);
     }
-    Proxy::start(Setup { config, checked, source, master, netns: None })?.wait()
+    let Options { config, source, master, .. } = options.clone();
+    let proxy = Proxy::start(Setup { config, checked, source, master, netns: None })?;
+    proxy.follow(parsed, options);
+    proxy.wait()
+}
+
+/// What needs full privileges. Here a refusal is an error: it is all there is to do.
+fn init(config: &Config, checked: &Checked) -> Result<(), String> {
+    app::open(checked, host::families())?;
+    let refused: Vec<String> = live::settle(config, checked).iter().map(ToString::to_string).collect();
+    if !refused.is_empty() {
+        return Err(format!("this node is not prepared: {}", refused.join("; ")));
+    }
+    tracing::info!("this node is prepared; from now on CAP_NET_ADMIN is enough");
+    Ok(())
 }
 
 /// A panic on any thread becomes one log line; the threads that must not end catch theirs.
@@ -29,11 +41,4 @@ fn panics_are_logged() {
         let text = panic.payload_as_str().unwrap_or("no message");
         tracing::error!(place, text, "panic");
     }));
-}
-
-/// Failing to is no reason not to serve.
-fn adjust_oom_score(score: i32) {
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
-        tracing::warn!(score, %error, "cannot set oom_score_adj");
-    }
 }

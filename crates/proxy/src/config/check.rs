@@ -78,6 +78,12 @@ impl fmt::Display for Invalid {
     }
 }
 
+/// All that is wrong, in one sentence.
+pub fn sentence(wrong: &[Invalid]) -> String {
+    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    format!("the configuration is not valid: {}", wrong.join("; "))
+}
+
 /// Checks a configuration that has been filled and settled.
 pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
     let mut list = Wrong::default();
@@ -246,8 +252,8 @@ fn node_port_addresses(config: &Config, list: &mut Wrong) -> Box<[NodePortAddres
 }
 
 fn client_and_logging(config: &Config, list: &mut Wrong) {
-    for wrong in config.feature_gates.iter().flat_map(gates::check) {
-        list.add("featureGates", "", wrong);
+    for (gate, wrong) in config.feature_gates.iter().flat_map(gates::check) {
+        list.add("featureGates", gate, wrong);
     }
     if config.client_connection.burst < 0 {
         list.add("clientConnection.burst", config.client_connection.burst, "must not be negative");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Feature gates: the names kube-proxy of Kubernetes 1.37 accepts, so that a configuration that started it
-//! starts us. Few of them mean anything here.
+//! Feature gates: the names kube-proxy of Kubernetes 1.36 and 1.37 accepts, so that a configuration that started
+//! it starts us. Few of them mean anything here.
 
 use std::collections::BTreeMap;
 
@@ -41,17 +41,17 @@ pub fn enabled(set: &BTreeMap<String, bool>, name: &str) -> bool {
     all.copied().unwrap_or(gate.enabled)
 }
 
-/// What is wrong with a set of gates, one sentence for each.
-pub fn check(set: &BTreeMap<String, bool>) -> Vec<String> {
+/// What is wrong with a set of gates: a name, and a sentence about it.
+pub fn check(set: &BTreeMap<String, bool>) -> Vec<(&str, String)> {
     let mut wrong = Vec::new();
     for (name, value) in set {
         match known().find(|gate| gate.name == name) {
-            None => wrong.push(format!("unrecognized feature gate: {name}")),
+            None => wrong.push((name.as_str(), format!("unrecognized feature gate: {name}"))),
             Some(gate) if gate.locked && gate.enabled != *value => {
-                wrong.push(format!(
-                    "cannot set feature gate {name} to {value}, feature is locked to {}",
-                    !value
-                ));
+                let locked = !value;
+                let says =
+                    format!("cannot set feature gate {name} to {value}, feature is locked to {locked}");
+                wrong.push((name.as_str(), says));
             }
             Some(_) => {}
         }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn the_table_is_whole() {
         assert_eq!(known().count(), TABLE.lines().count());
-        assert_eq!(known().count(), 254);
+        assert_eq!(known().count(), 257, "254 of 1.37, and 3 that only 1.36 has");
         assert!(known().all(|gate| matches!(gate.stage, "ga" | "beta" | "alpha" | "deprecated")));
     }
 
@@ -84,7 +84,8 @@ mod tests {
         assert!(check(&set(&[("KubeProxyIPVS", false), ("AllAlpha", true)])).is_empty());
         assert!(check(&set(&[("NFTablesProxyMode", true)])).is_empty());
         assert_eq!(check(&set(&[("NFTablesProxyMode", false)])).len(), 1);
-        assert_eq!(check(&set(&[("Nonsense", true)])), ["unrecognized feature gate: Nonsense"]);
+        let unknown = "unrecognized feature gate: Nonsense".to_owned();
+        assert_eq!(check(&set(&[("Nonsense", true)])), [("Nonsense", unknown)]);
     }
 
     #[test]

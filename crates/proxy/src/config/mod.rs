@@ -6,6 +6,9 @@
 //! - this file: the type, its defaults
 //! - [`decode`]: a file's text into the type, with a note on what nobody knows
 //! - [`check`]: the type into values that are right, or the list of what is wrong
+//! - [`fields`]: what differs between two, and what follows from it for a running proxy
+//! - [`own`]: what kube-proxy knows nothing of, in a file of its own
+//! - [`review`]: all that can be said of a file, for `check-config`
 //! - [`gates`]: feature gates
 //!
 //! One type serves both ways. Flags overlay the defaults; a file replaces them. Every field that kube-proxy
@@ -14,9 +17,13 @@
 
 pub mod check;
 pub mod decode;
+pub mod fields;
 pub mod gates;
+pub mod own;
+pub mod review;
 #[cfg(test)]
 mod tests;
+pub mod tree;
 
 use std::collections::BTreeMap;
 

@@ -11,22 +11,30 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use self::parse::{Parsed, usage};
 use crate::{
     config::{
         Config,
         decode::{self, Notice},
+        own::{Own, PortRange},
     },
     syntax::{GoDuration, parse_ip},
 };
+
+pub use crate::config::own::Source;
 
 /// Everything flags and the configuration file said.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub config: Config,
     pub config_file: Option<PathBuf>,
+    /// Our own settings, if not beside the configuration.
+    pub own_file: Option<PathBuf>,
     pub write_config_to: Option<PathBuf>,
     pub cleanup: bool,
     pub init_only: bool,
@@ -34,21 +42,12 @@ pub struct Options {
     pub version: Option<String>,
     pub help: bool,
     pub source: Source,
+    pub node_port_range: PortRange,
     /// Flags that belong to whichever mode is in use; which one is known only at the end.
     per_mode: PerMode,
     healthz_port: i32,
     metrics_port: i32,
     given: Vec<(&'static str, String)>,
-}
-
-/// Where Services and EndpointSlices come from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Source {
-    /// The API server.
-    #[default]
-    Kubernetes,
-    /// A file or a folder of manifests.
-    File(PathBuf),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +65,7 @@ impl Default for Options {
         Options {
             config: Config::with_defaults(),
             config_file: None,
+            own_file: None,
             write_config_to: None,
             cleanup: false,
             init_only: false,
@@ -73,6 +73,7 @@ impl Default for Options {
             version: None,
             help: false,
             source: Source::Kubernetes,
+            node_port_range: PortRange::default(),
             per_mode: PerMode {
                 masquerade_all: false,
                 sync_period: max,
@@ -96,28 +97,47 @@ impl Options {
         Ok((options, positional))
     }
 
-    /// Reads the configuration file, if one is named, and lets the program's own defaults have their say.
+    /// Reads the configuration files, if there are any, and lets the program's own defaults have their say.
     /// A file replaces everything but the flags that are always effective.
     pub fn complete(&mut self) -> Result<Vec<Notice>, String> {
         let mut notices = Vec::new();
-        if let Some(path) = self.config_file.clone() {
-            let failed =
-                |reason: String| format!("cannot read the configuration {}: {reason}", path.display());
-            let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
-            let decoded = decode::decode(&text).map_err(failed)?;
+        if let Some(path) = &self.config_file {
+            let decoded = read(path).and_then(|text| decode::decode(&text));
+            let decoded = decoded.map_err(|reason| unusable(path, &reason))?;
             self.config = decoded.config;
             notices = decoded.notices;
-            self.again()?;
-            self.config.settle();
         } else {
             self.apply_ports();
             self.apply_mode();
         }
+        if let Some(path) = self.own_path() {
+            let own = read(&path).and_then(|text| Own::decode(&text));
+            self.apply_own(own.map_err(|reason| unusable(&path, &reason))?);
+        }
+        self.again()?;
+        self.config.settle();
         Ok(notices)
     }
 
-    /// Sets the flags that beat the file once more, now on top of it.
+    /// The file with our own settings: the one that was named, else the one beside the configuration.
+    pub fn own_path(&self) -> Option<PathBuf> {
+        let beside = || self.config_file.as_deref().and_then(Own::beside);
+        self.own_file.clone().or_else(beside)
+    }
+
+    fn apply_own(&mut self, own: Own) {
+        let Own { mode, source, node_port_range, api_version: _, kind: _ } = own;
+        self.config.mode = mode.unwrap_or(std::mem::take(&mut self.config.mode));
+        self.source = source.unwrap_or(std::mem::take(&mut self.source));
+        self.node_port_range = node_port_range.unwrap_or(self.node_port_range);
+    }
+
+    /// Sets the flags that beat the files once more, now on top of them.
     fn again(&mut self) -> Result<(), String> {
+        // Its entries add up: those of the first round are in here already, where no file has replaced them.
+        if self.config_file.is_none() {
+            self.config.logging.vmodule.clear();
+        }
         for (name, value) in self.given.clone() {
             let flag = table::FLAGS.iter().find(|flag| flag.always && flag.name == name);
             if let Some(flag) = flag {
@@ -152,7 +172,6 @@ impl Options {
         (config.ipvs.sync_period, config.ipvs.min_sync_period) = (ipvs_sync_period, ipvs_min_sync_period);
         config.iptables.masquerade_all = masquerade_all;
         config.nftables.masquerade_all = masquerade_all;
-        config.settle();
     }
 
     /// Every flag with its value, by name; the last one given, else the default.
@@ -173,6 +192,14 @@ impl Options {
     }
 }
 
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
+
+fn unusable(path: &Path, reason: &str) -> String {
+    format!("cannot read the configuration {}: {reason}", path.display())
+}
+
 /// The usage text.
 pub fn help() -> String {
     format!(
@@ -182,6 +209,8 @@ pub fn help() -> String {
          portolan --source file:PATH    serve the Services of a file or folder, without a cluster\n  \
          portolan plan PATH [flags]     print what would be served, without touching the kernel\n  \
          portolan dump [flags]          print what the kernel holds\n  \
+         portolan check-config FILE     say what is wrong with a configuration, and what it would change\n  \
+         portolan check-node [flags]    say what on this node will get in the way, and what to do\n  \
          portolan demo [--seconds N]    show it at work in a cluster of network namespaces (as root)\n\n\
          Flags:\n{}",
         usage(table::FLAGS)

@@ -3,7 +3,7 @@
 //! Which flags there are: name, type, default, meaning, and the field they set. In kube-proxy's groups; where
 //! a flag is not marked `always`, it is without effect beside `--config`.
 
-use super::{Options, Source, parse::Flag};
+use super::{Options, parse::Flag};
 use crate::{
     config::VModule,
     syntax::{GoDuration, parse_bool, parse_ip, parse_socket},
@@ -19,9 +19,32 @@ pub const FLAGS: &[Flag<Options>] = &[
         Ok(())
     })
     .always(),
+    value(
+        "portolan-config",
+        "file",
+        "",
+        "Read Portolan's own settings from this file; without it, from portolan.conf beside --config.",
+        |o, v| {
+            o.own_file = path(v);
+            Ok(())
+        },
+    )
+    .always(),
     value("source", "where", "kubernetes", "Where Services come from: kubernetes, or file:PATH.", |o, v| {
-        source(&mut o.source, v)
+        o.source = v.parse()?;
+        Ok(())
     })
+    .always(),
+    value(
+        "node-port-range",
+        "first-last",
+        "30000-32767",
+        "The API server's range of node ports, to warn where this node gives them away.",
+        |o, v| {
+            o.node_port_range = v.parse()?;
+            Ok(())
+        },
+    )
     .always(),
     value(
         "write-config-to",
@@ -302,21 +325,13 @@ fn path(value: &str) -> Option<std::path::PathBuf> {
     (!value.is_empty()).then(|| value.into())
 }
 
-fn source(field: &mut Source, value: &str) -> Outcome {
-    *field = match value.strip_prefix("file:") {
-        Some(path) if !path.is_empty() => Source::File(path.into()),
-        None if value == "kubernetes" => Source::Kubernetes,
-        _ => return Err("must be kubernetes, or file:PATH".into()),
-    };
-    Ok(())
-}
-
 fn version(options: &mut Options, value: &str) -> Outcome {
     let fits = matches!(value, "raw" | "true" | "false") || value.starts_with('v');
     if !fits {
         return Err("must be true, false, raw, or a version such as v1.2.3".into());
     }
-    options.version = (value != "false").then(|| value.to_owned());
+    // A version by name is what kube-proxy then reports in the place of its own; we have nothing to pretend.
+    options.version = matches!(value, "raw" | "true").then(|| value.to_owned());
     Ok(())
 }
 

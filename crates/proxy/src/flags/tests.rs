@@ -66,7 +66,38 @@ fn every_flag_of_kube_proxy_is_there() {
     for name in table.split_whitespace() {
         assert!(table::FLAGS.iter().any(|flag| flag.name == name), "--{name} is missing");
     }
-    assert_eq!(table::FLAGS.len(), table.split_whitespace().count() + 1, "only --source is ours");
+    let ours = ["portolan-config", "source", "node-port-range"];
+    let foreign = table::FLAGS.iter().filter(|flag| !ours.contains(&flag.name)).count();
+    assert_eq!(foreign, table.split_whitespace().count(), "only these are ours");
+}
+
+#[test]
+fn our_own_settings_stand_beside_the_configuration() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, own) = (folder.path().join("config.conf"), folder.path().join("portolan.conf"));
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n";
+    std::fs::write(&config, text).expect("written");
+    let line = format!("--config={}", config.display());
+    let alone = options(&line);
+    assert_eq!((alone.config.mode.as_str(), &alone.source), ("iptables", &Source::Kubernetes));
+
+    let text = "apiVersion: portolan.dev/v1alpha1\nkind: PortolanConfiguration\nmode: nftables\n\
+                source: file:/x\nnodePortRange: 1-9\n";
+    std::fs::write(&own, text).expect("written");
+    let both = options(&line);
+    assert_eq!((both.config.mode.as_str(), &both.source), ("nftables", &Source::File("/x".into())));
+    assert_eq!(both.config.node_port_addresses.expect("that of the mode"), ["primary"]);
+    assert_eq!(both.node_port_range.to_string(), "1-9");
+    let flags = options(&format!("{line} --source=kubernetes --node-port-range=2-3"));
+    assert_eq!((flags.source, flags.node_port_range.to_string()), (Source::Kubernetes, "2-3".to_owned()));
+
+    // Named, it need not stand there, but has to be there.
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::rename(&own, &elsewhere).expect("moved");
+    let named = options(&format!("--portolan-config={} --proxy-mode=iptables", elsewhere.display()));
+    assert_eq!(named.config.mode, "nftables", "what is said to us counts before what is said to both");
+    let (mut missing, _) = Options::parse(&words("--portolan-config=/nonexistent")).expect("valid");
+    assert!(missing.complete().expect_err("not there").contains("/nonexistent"));
 }
 
 /// The defaults the table prints are the defaults the program has.

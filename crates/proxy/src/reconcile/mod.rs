@@ -19,7 +19,7 @@ use std::{
 
 use dataplane::{Dataplane, Mode, Scope};
 use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Settings, Update, World};
-use tokio::sync::{Notify, mpsc::Receiver};
+use tokio::sync::{Notify, mpsc::Receiver, watch};
 
 use crate::{
     claim::Seat,
@@ -60,6 +60,15 @@ pub struct Ports {
     pub seat: Seat,
     pub status: Arc<Status>,
     pub metrics: Arc<Metrics>,
+    /// What the configuration decides, whenever it changes.
+    pub tuning: watch::Receiver<Tuning>,
+}
+
+/// What can be changed while the loop runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuning {
+    pub settings: Settings,
+    pub max_pause: Duration,
 }
 
 /// See the module. [`Reconciler::take`] and [`Reconciler::turn`] are the loop's two halves.
@@ -114,13 +123,9 @@ struct Waiting {
 
 impl Reconciler {
     /// Opens the dataplane. `stand_in`: the source may have no Node object; then the host's own addresses do.
-    pub fn new(
-        settings: Settings,
-        mut ports: Ports,
-        pacer: Pacer,
-        stand_in: bool,
-    ) -> Result<Reconciler, String> {
+    pub fn new(mut ports: Ports, max_backoff: Duration, stand_in: bool) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
+        let Tuning { settings, max_pause } = ports.tuning.borrow_and_update().clone();
         // As long as another portolan writes, changes are no drift.
         let drift = match ports.seat.is_ours() {
             true => drift::watch(&*dataplane, &ports.metrics, &ports.events),
@@ -132,7 +137,7 @@ impl Reconciler {
             ports,
             dataplane: Some(dataplane),
             drift,
-            pacer,
+            pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
             serving: false,
@@ -171,6 +176,7 @@ impl Reconciler {
         };
         let mut batch = Vec::new();
         let mut next: Option<Instant> = None;
+        let mut tuning = self.ports.tuning.clone();
         loop {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
             let due = self.tell_systemd().map_or(due, |feeding| due.min(feeding));
@@ -185,6 +191,10 @@ impl Reconciler {
                     }
                     () = seat.taken() => {
                         self.sit_down();
+                        true
+                    }
+                    Ok(()) = tuning.changed() => {
+                        self.retune(tuning.borrow_and_update().clone());
                         true
                     }
                     () = stop.notified() => false,
@@ -203,6 +213,12 @@ impl Reconciler {
         if let Some(dataplane) = &self.dataplane {
             self.drift = drift::watch(&**dataplane, &self.ports.metrics, &self.ports.events);
         }
+    }
+
+    /// Goes on with other settings: what they change in the kernel is written with the next turn.
+    pub fn retune(&mut self, Tuning { settings, max_pause }: Tuning) {
+        self.pacer.set_max_pause(max_pause);
+        self.world.retune(settings);
     }
 
     /// Takes updates in. An update that panics is dropped, and hurts no other.

@@ -89,9 +89,10 @@ fn bench(stand_in: bool) -> Bench {
         seat: Seat::free(),
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
+        // Nobody sends: what it begins with stays.
+        tuning: watch::channel(Tuning { settings, max_pause: Duration::from_secs(1) }).1,
     };
-    let pacer = Pacer::new(Duration::from_secs(1), Duration::from_secs(30));
-    let reconciler = Reconciler::new(settings, ports, pacer, stand_in).expect("the fake opens");
+    let reconciler = Reconciler::new(ports, Duration::from_secs(30), stand_in).expect("the fake opens");
     Bench { reconciler, script, swept, published, status, metrics, now: Instant::now() }
 }
 

@@ -16,8 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use super::*;
 use crate::{
     metrics::Metrics,
-    pace::Pacer,
-    reconcile::{Ports, Reconciler},
+    reconcile::{Ports, Reconciler, Tuning},
     status::Status,
 };
 
@@ -217,8 +216,9 @@ fn watched_loop(systemd: Systemd) -> (Reconciler, channel::Sender<()>) {
         events: crate::events::Recorder::default(),
         status: Arc::new(Status::new(families, 30 * SECOND, false)),
         metrics: Arc::new(Metrics::new(SystemTime::now())),
+        tuning: tokio::sync::watch::channel(Tuning { settings, max_pause: SECOND }).1,
     };
-    let reconciler = Reconciler::new(settings, ports, Pacer::new(SECOND, SECOND), true).expect("it opens");
+    let reconciler = Reconciler::new(ports, SECOND, true).expect("it opens");
     (reconciler.watched_by(Arc::new(systemd)), release)
 }
 

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What of the configuration a running proxy can be given anew, and the one place that knows what is in force.
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    thread,
+    time::Duration,
+};
+
+use model::PerFamily;
+use netlink::Netns;
+use tokio::sync::watch;
+
+use crate::{
+    app,
+    config::{Config, check::Checked},
+    host, log,
+    node::{
+        settle::{self, Refusal},
+        sysctl::Sysctls,
+    },
+    reconcile::Tuning,
+    status::Status,
+};
+
+/// How long the first programming may take before kernel settings that were missing are given up.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The configuration in force, for those who tell of it.
+#[derive(Clone, Debug)]
+pub struct Current(Arc<RwLock<Arc<Config>>>);
+
+impl Current {
+    /// In force from now on.
+    pub fn new(config: Config) -> Current {
+        Current(Arc::new(RwLock::new(Arc::new(config))))
+    }
+
+    /// What is in force now.
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, config: Config) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+}
+
+/// The handles on what can be changed.
+pub struct Live {
+    current: Current,
+    tuning: watch::Sender<Tuning>,
+    status: Arc<Status>,
+    netns: Option<Arc<Netns>>,
+}
+
+impl Live {
+    /// Of a proxy that starts with this configuration; the other half is for its reconcile loop.
+    pub fn new(
+        (config, checked): (Config, &Checked),
+        (node_name, families): (Arc<str>, PerFamily<bool>),
+        status: &Arc<Status>,
+        netns: Option<Arc<Netns>>,
+    ) -> (Live, watch::Receiver<Tuning>) {
+        let settings = app::settings(&config, checked, node_name, families);
+        let (tuning, receiver) = watch::channel(Tuning { settings, max_pause: checked.min_sync_period });
+        let current = Current::new(config);
+        (Live { current, tuning, status: Arc::clone(status), netns }, receiver)
+    }
+
+    /// What is in force, now and later.
+    pub fn current(&self) -> &Current {
+        &self.current
+    }
+
+    /// Puts everything of a new configuration in force that can be while we run.
+    pub fn adopt(&self, config: Config, checked: &Checked) {
+        log::init(&config.logging);
+        host::adjust_oom_score(config.oom_score_adj.unwrap_or_default());
+        self.status.set_sync_period(checked.sync_period);
+        self.tuning.send_if_modified(|tuning| {
+            let (node_name, families) = (Arc::clone(&tuning.settings.node_name), tuning.settings.families);
+            let settings = app::settings(&config, checked, node_name, families);
+            let wanted = Tuning { settings, max_pause: checked.min_sync_period };
+            let differs = *tuning != wanted;
+            *tuning = wanted;
+            differs
+        });
+        self.current.replace(config);
+        self.settle(checked);
+    }
+
+    /// [`Live::settle`], and once more when everything is in force if the kernel lacked some: connection tracking
+    /// comes with the first rule that needs it.
+    pub fn settle_at_start(self: &Arc<Live>, checked: &Checked) {
+        if !self.settle(checked).iter().any(Refusal::is_missing) {
+            return;
+        }
+        let (live, checked) = (Arc::clone(self), checked.clone());
+        let later = move || {
+            if live.status.commit_after(0, PATIENCE).is_none() {
+                return;
+            }
+            for refusal in live.settle(&checked).iter().filter(|refusal| refusal.is_missing()) {
+                tracing::warn!("{refusal}; serving goes on without");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("settle".to_owned()).spawn(later) {
+            tracing::warn!(%error, "cannot start a thread; some kernel settings are left as they are");
+        }
+    }
+
+    /// Sets the kernel settings that the configuration asks for, and tells which were refused.
+    pub fn settle(&self, checked: &Checked) -> Vec<Refusal> {
+        let config = self.current.config();
+        let refused = app::in_netns(self.netns.as_deref(), || settle(&config, checked));
+        let refused = refused.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look at the kernel's settings");
+            Vec::new()
+        });
+        for refusal in refused.iter().filter(|refusal| !refusal.is_missing()) {
+            tracing::warn!(
+                "{refusal}; serving goes on: set it on the host, or run portolan --init-only once with full \
+                 privileges"
+            );
+        }
+        refused
+    }
+}
+
+/// The same in the network namespace of this thread, without a word on what was refused.
+pub fn settle(config: &Config, checked: &Checked) -> Vec<Refusal> {
+    let sysctls = Sysctls::host();
+    settle::apply(&sysctls, &settle::wishes(config, checked, sysctls.cpus()))
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The machine we run on, as far as it is not addresses: its kernel settings, and what on it will get in the way.
+//!
+//! - [`sysctl`]: kernel settings as files
+//! - [`settle`]: what the configuration asks of them
+
+pub mod settle;
+pub mod sysctl;

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Kernel settings that the configuration asks for: connection tracking, and what a mode needs.
+//!
+//! Read first, write only what differs: where somebody with more privileges has set them (`--init-only`), none
+//! are needed here. The limit of tracked connections is only ever raised. A refusal does not keep the proxy
+//! from serving; it is told, and `--init-only` fails by it.
+
+use std::{fmt, io};
+
+use super::sysctl::Sysctls;
+use crate::config::{
+    Config,
+    check::{Checked, Mode},
+};
+use model::NodePortAddress;
+
+/// kube-proxy's bound on what is computed from the number of CPUs.
+const MOST_CONNECTIONS: u64 = 1 << 20;
+
+/// One setting that should be so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    pub name: &'static str,
+    pub value: u64,
+    pub rule: Rule,
+    /// What asks for it.
+    pub field: &'static str,
+}
+
+/// What satisfies a [`Wish`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// This value.
+    Exactly,
+    /// This value, or a greater one.
+    AtLeast,
+}
+
+/// A wish that was not granted.
+#[derive(Debug)]
+pub struct Refusal {
+    pub wish: Wish,
+    /// What is in force instead, if it can be read.
+    pub is: Option<u64>,
+    pub error: io::Error,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { wish, is, error } = self;
+        write!(f, "cannot set {} to {}", wish.name, wish.value)?;
+        if let Some(is) = is {
+            write!(f, " (it is {is})")?;
+        }
+        write!(f, ", as {} asks: {error}", wish.field)
+    }
+}
+
+impl Refusal {
+    /// The kernel does not have the setting, or not yet: its module comes with the first rule that needs it.
+    pub fn is_missing(&self) -> bool {
+        self.error.kind() == io::ErrorKind::NotFound
+    }
+}
+
+/// What the configuration asks for on a machine with so many CPUs, in the order in which to set it.
+pub fn wishes(config: &Config, checked: &Checked, cpus: u64) -> Vec<Wish> {
+    let conntrack = &config.conntrack;
+    let mut wishes = Vec::new();
+    if let Some(most) = most_connections(conntrack.max_per_core, conntrack.min, cpus) {
+        let field = "conntrack.maxPerCore";
+        let at_least = |name, value| Wish { name, value, rule: Rule::AtLeast, field };
+        wishes.push(at_least("net/netfilter/nf_conntrack_max", most));
+        wishes.push(at_least("net/netfilter/nf_conntrack_buckets", most / 4));
+    }
+    for (name, timeout, field) in [
+        (
+            "net/netfilter/nf_conntrack_tcp_timeout_established",
+            conntrack.tcp_established_timeout.unwrap_or_default(),
+            "conntrack.tcpEstablishedTimeout",
+        ),
+        (
+            "net/netfilter/nf_conntrack_tcp_timeout_close_wait",
+            conntrack.tcp_close_wait_timeout.unwrap_or_default(),
+            "conntrack.tcpCloseWaitTimeout",
+        ),
+        ("net/netfilter/nf_conntrack_udp_timeout", conntrack.udp_timeout, "conntrack.udpTimeout"),
+        (
+            "net/netfilter/nf_conntrack_udp_timeout_stream",
+            conntrack.udp_stream_timeout,
+            "conntrack.udpStreamTimeout",
+        ),
+    ] {
+        let secs = timeout.to_std().as_secs();
+        // Zero leaves what is there; so does less than a second, which the kernel cannot express.
+        if secs > 0 {
+            wishes.push(Wish { name, value: secs, rule: Rule::Exactly, field });
+        }
+    }
+    if conntrack.tcp_be_liberal {
+        let name = "net/netfilter/nf_conntrack_tcp_be_liberal";
+        wishes.push(Wish { name, value: 1, rule: Rule::AtLeast, field: "conntrack.tcpBeLiberal" });
+    }
+    if checked.mode == Mode::Iptables && loopback_node_ports(config, checked) {
+        let name = "net/ipv4/conf/all/route_localnet";
+        wishes.push(Wish { name, value: 1, rule: Rule::Exactly, field: "iptables.localhostNodePorts" });
+    }
+    wishes
+}
+
+/// `None` leaves the limit alone.
+fn most_connections(per_core: Option<i32>, min: Option<i32>, cpus: u64) -> Option<u64> {
+    let natural = |value: Option<i32>| u64::try_from(value.unwrap_or(0)).unwrap_or(0);
+    let scaled = natural(per_core).saturating_mul(cpus);
+    match scaled {
+        0 => None,
+        // Even where the minimum is greater, as upstream.
+        scaled if scaled > MOST_CONNECTIONS => Some(MOST_CONNECTIONS),
+        scaled => Some(scaled.max(natural(min))),
+    }
+}
+
+/// Node ports answer on 127.0.0.1: it was asked for, and no list of addresses excludes it.
+fn loopback_node_ports(config: &Config, checked: &Checked) -> bool {
+    let loopback = ipnet::IpNet::from(ipnet::Ipv4Net::from(std::net::Ipv4Addr::LOCALHOST));
+    let includes = |entry: &NodePortAddress| match entry {
+        NodePortAddress::Localhost | NodePortAddress::All => true,
+        NodePortAddress::Primary => false,
+        NodePortAddress::Cidr(cidr) => cidr.contains(&loopback),
+    };
+    let addresses = &checked.node_port_addresses;
+    config.iptables.localhost_node_ports == Some(true)
+        && (addresses.is_empty() || addresses.iter().any(includes))
+}
+
+/// Grants what can be granted, tells what it changed, and returns the rest.
+pub fn apply(sysctls: &Sysctls, wishes: &[Wish]) -> Vec<Refusal> {
+    let mut refused = Vec::new();
+    for wish in wishes {
+        let is = sysctls.number(wish.name);
+        let granted = match (wish.rule, is) {
+            (_, None) => false,
+            (Rule::Exactly, Some(is)) => is == wish.value,
+            (Rule::AtLeast, Some(is)) => is >= wish.value,
+        };
+        if granted {
+            continue;
+        }
+        match sysctls.write(wish.name, wish.value) {
+            Ok(()) => tracing::info!(
+                setting = wish.name,
+                from = is.map_or("unreadable".to_owned(), |is| is.to_string()),
+                to = wish.value,
+                field = wish.field,
+                "changed a kernel setting"
+            ),
+            Err(error) => refused.push(Refusal { wish: wish.clone(), is, error }),
+        }
+    }
+    refused
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::config::{check::check, decode::decode};
+
+    fn asked(body: &str, cpus: u64) -> Vec<(&'static str, u64)> {
+        let text =
+            format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
+        let mut config = decode(&text).expect(body).config;
+        config.settle();
+        let checked = check(&config).expect(body);
+        let short = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
+        wishes(&config, &checked, cpus).iter().map(|wish| (short(wish.name), wish.value)).collect()
+    }
+
+    #[test]
+    fn the_defaults_ask_for_what_kube_proxy_sets() {
+        assert_eq!(
+            asked("", 2),
+            [
+                ("nf_conntrack_max", 131_072),
+                ("nf_conntrack_buckets", 32_768),
+                ("nf_conntrack_tcp_timeout_established", 86_400),
+                ("nf_conntrack_tcp_timeout_close_wait", 3_600),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_limit_follows_cpus_minimum_and_bound() {
+        let limit = |per_core, min, cpus| most_connections(Some(per_core), Some(min), cpus);
+        assert_eq!(limit(32_768, 131_072, 8), Some(262_144));
+        assert_eq!(limit(32_768, 131_072, 1), Some(131_072));
+        assert_eq!(limit(0, 131_072, 8), None, "zero leaves it, whatever the minimum");
+        assert_eq!(limit(32_768, 2_000_000, 64), Some(1 << 20), "the bound beats the minimum");
+        assert_eq!(limit(32_768, 2_000_000, 2), Some(2_000_000));
+        assert_eq!(limit(i32::MAX, 0, u64::MAX), Some(1 << 20));
+    }
+
+    #[test]
+    fn zero_leaves_and_liberal_only_switches_on() {
+        let body = "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}\n";
+        assert_eq!(asked(body, 2), []);
+        let body = "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 90s, tcpCloseWaitTimeout: 0s, \
+                    tcpBeLiberal: true, udpTimeout: 1500ms, udpStreamTimeout: 500ms}\n";
+        assert_eq!(
+            asked(body, 2),
+            [
+                ("nf_conntrack_tcp_timeout_established", 90),
+                ("nf_conntrack_udp_timeout", 1),
+                ("nf_conntrack_tcp_be_liberal", 1)
+            ]
+        );
+    }
+
+    #[test]
+    fn loopback_node_ports_of_iptables_need_route_localnet() {
+        let wants = |body: &str| asked(body, 2).iter().any(|(name, _)| *name == "route_localnet");
+        assert!(wants("mode: iptables\n"));
+        assert!(wants("mode: iptables\nnodePortAddresses: [127.0.0.0/8]\n"));
+        assert!(!wants("mode: iptables\nnodePortAddresses: [10.0.0.0/8]\n"));
+        assert!(!wants("mode: iptables\niptables: {localhostNodePorts: false}\n"));
+        assert!(!wants("mode: nftables\n"));
+    }
+
+    fn put(root: &Path, name: &str, value: &str) {
+        let path = root.join("proc/sys").join(name);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+        fs::write(path, value).expect("written");
+    }
+
+    #[test]
+    fn only_what_differs_is_written_and_limits_only_rise() {
+        let root = tempfile::tempdir().expect("a folder");
+        let sysctls = Sysctls::below(root.path());
+        put(root.path(), "a", "5\n");
+        put(root.path(), "b", "5\n");
+        put(root.path(), "c", "9\n");
+        let wish = |name, value, rule| Wish { name, value, rule, field: "f" };
+        let wishes = [
+            wish("a", 5, Rule::Exactly),
+            wish("b", 7, Rule::AtLeast),
+            wish("c", 7, Rule::AtLeast),
+            wish("d", 1, Rule::Exactly),
+        ];
+        let refused = apply(&sysctls, &wishes);
+        assert_eq!(["a", "b", "c"].map(|name| sysctls.number(name)), [Some(5), Some(7), Some(9)]);
+        assert_eq!(fs::read_to_string(root.path().join("proc/sys/a")).expect("there"), "5\n", "untouched");
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].is_missing());
+        assert_eq!(
+            refused[0].to_string(),
+            "cannot set d to 1, as f asks: No such file or directory (os error 2)"
+        );
+    }
+}
