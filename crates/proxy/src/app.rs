@@ -163,6 +163,7 @@ impl Proxy {
     pub fn follow(&self, parsed: Options, options: Options) {
         if let Some(runtime) = &self.runtime {
             let reload = Reload::new(Arc::clone(&self.live), parsed, options);
+            let reload = reload.watched_by(Arc::clone(&self.systemd));
             runtime.spawn(reload.run(self.give_up.clone()));
         }
     }

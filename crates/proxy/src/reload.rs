@@ -34,6 +34,7 @@ use crate::{
     },
     flags::Options,
     live::Live,
+    systemd::Systemd,
 };
 
 /// How often the files are looked at without a notification.
@@ -52,6 +53,7 @@ pub struct Reload {
     /// What is in force.
     options: Options,
     seen: Snapshot,
+    systemd: Arc<Systemd>,
 }
 
 /// What to do about a changed file.
@@ -71,7 +73,12 @@ impl Reload {
     /// `parsed` is the command line, `options` what it and the files made together.
     pub fn new(live: Arc<Live>, parsed: Options, options: Options) -> Reload {
         let seen = snapshot(&parsed);
-        Reload { live, parsed, options, seen }
+        Reload { live, parsed, options, seen, systemd: Arc::default() }
+    }
+
+    /// Has systemd told when it asked for a reload, and what became of it.
+    pub fn watched_by(self, systemd: Arc<Systemd>) -> Reload {
+        Reload { systemd, ..self }
     }
 
     /// Never returns; `fatal` hears why the process has to end.
@@ -90,14 +97,21 @@ impl Reload {
                 () = notifier.changed() => false,
                 () = sleep(REGULAR) => false,
             };
+            if asked {
+                self.systemd.reloading();
+            }
             let now = steady(&self.parsed).await;
             if !asked && now == self.seen {
                 continue;
             }
             self.seen = now;
             notifier.arm(&self.parsed);
-            if let Some(reason) = self.take(asked) {
-                let _ = fatal.send(reason).await;
+            match self.take(asked) {
+                Some(reason) => {
+                    let _ = fatal.send(reason).await;
+                }
+                None if asked => self.systemd.reloaded(),
+                None => {}
             }
         }
     }

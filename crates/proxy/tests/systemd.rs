@@ -47,7 +47,7 @@ fn hear(ear: &UnixDatagram, word: &str) -> Vec<String> {
 }
 
 #[test]
-fn systemd_hears_ready_watchdog_and_stopping() {
+fn systemd_hears_ready_watchdog_reloading_and_stopping() {
     let netns = match Netns::new() {
         Ok(netns) => netns,
         Err(error) => {
@@ -88,6 +88,10 @@ fn systemd_hears_ready_watchdog_and_stopping() {
     for _ in 0..3 {
         hear(&ear, "WATCHDOG=1");
     }
+    daemon.signal(Signal::HUP);
+    let reload = hear(&ear, "RELOADING=1");
+    assert!(reload.last().is_some_and(|words| words.contains("\nMONOTONIC_USEC=")), "{reload:?}");
+    hear(&ear, "READY=1");
     daemon.signal(Signal::TERM);
     hear(&ear, "STOPPING=1");
     assert!(daemon.0.wait().expect("it ends").success());
