@@ -10,8 +10,9 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     io,
-    sync::{Arc, mpsc as channel},
+    sync::{Arc, atomic::AtomicU64, mpsc as channel},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -39,7 +40,7 @@ use crate::{
     flags::{Options, Source},
     flows, health, host, http,
     live::Live,
-    metrics::{self, Metrics, ip_family},
+    metrics::{self, Metrics, Outside, ip_family},
     reconcile::{Ports, Reconciler},
     reload::Reload,
     status::Status,
@@ -60,6 +61,8 @@ pub struct Setup {
     pub checked: Checked,
     pub source: Source,
     pub master: String,
+    /// Every flag with its value, for `/flagz`.
+    pub flags: BTreeMap<&'static str, String>,
     /// The network namespace to serve; the process's own if `None`. The servers are in the process's own.
     pub netns: Option<Netns>,
 }
@@ -82,7 +85,7 @@ pub struct Proxy {
 impl Proxy {
     /// Starts everything. The error is one sentence.
     pub fn start(setup: Setup) -> Result<Proxy, String> {
-        let Setup { config, checked, source, master, netns } = setup;
+        let Setup { config, checked, source, master, flags, netns } = setup;
         let mode = available(checked.mode)?;
         let netns = netns.map(Arc::new);
         let families = in_netns(netns.as_deref(), host::families)?;
@@ -97,6 +100,10 @@ impl Proxy {
         let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
         let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
 
+        metrics::features(&metrics, &config);
+        if let Some(access) = feed.access() {
+            metrics::requests(&metrics, &access);
+        }
         let events = feed.access().map_or_else(Recorder::default, |access| {
             Recorder::start(runtime.handle(), access, &node_name, &metrics)
         });
@@ -137,10 +144,11 @@ impl Proxy {
         let (fatal_sender, fatal) = mpsc::channel(1);
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
-            problems: Arc::clone(&problems),
-            api,
+            outside: Outside { problems: Arc::clone(&problems), api },
             config: live.current().clone(),
+            flags,
             started,
+            pings: AtomicU64::new(0),
         };
         serve(&runtime, &checked, (&status, endpoints, events), &fatal_sender);
         tell_start(&status, checked.mode);

@@ -60,6 +60,17 @@ pub fn klog(time: SystemTime) -> String {
     format!("{month:02}{day:02} {hour:02}:{minute:02}:{second:02}.{:06}", nanos / 1_000)
 }
 
+/// As `date` prints it: `Sat Aug  1 12:00:00 UTC 2026`.
+pub fn unix_date(time: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let Civil { year, month, day, hour, minute, second, .. } = civil(time);
+    let days = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs() / 86_400;
+    let (weekday, month) = (DAYS[(days % 7) as usize], MONTHS[month as usize - 1]);
+    format!("{weekday} {month} {day:>2} {hour:02}:{minute:02}:{second:02} UTC {year}")
+}
+
 /// Seconds since 1970, for metrics.
 pub fn unix_secs(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
@@ -85,6 +96,8 @@ mod tests {
             assert_eq!(rfc3339(at(secs, nanos)), text);
         }
         assert_eq!(klog(at(1_767_225_599, 1_000)), "1231 23:59:59.000001");
+        assert_eq!(rfc3339_micro(at(1_767_225_599, 0)), "2025-12-31T23:59:59.000000Z");
+        assert_eq!(unix_date(at(1_785_585_600, 0)), "Sat Aug  1 12:00:00 UTC 2026");
         assert_eq!(rfc3339(UNIX_EPOCH - Duration::from_secs(5)), "1970-01-01T00:00:00Z");
     }
 }

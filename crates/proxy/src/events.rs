@@ -172,7 +172,7 @@ async fn deliver(access: &Access, path: &str, object: &Value) -> Result<(), NotC
 
 fn object(note: &Note, node: &str, instance: &str, now: SystemTime) -> (String, Value) {
     let (namespace, name, regarding) = match &note.regarding {
-        Regarding::Node => ("default", node, json!({"kind": "Node", "name": node})),
+        Regarding::Node => ("default", node, json!({"kind": "Node", "apiVersion": "v1", "name": node})),
         Regarding::Service(ServiceKey { namespace, name }) => (
             &**namespace,
             &**name,
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(event["regarding"]["namespace"], "shop");
         let (path, event) = object(&warning(Regarding::Node, ""), "n", "kube-proxy-n", now);
         assert_eq!(path, "/apis/events.k8s.io/v1/namespaces/default/events");
-        assert_eq!(event["regarding"], json!({"kind": "Node", "name": "n"}));
+        assert_eq!(event["regarding"], json!({"kind": "Node", "apiVersion": "v1", "name": "n"}));
     }
 
     #[test]

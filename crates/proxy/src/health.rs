@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `/healthz` and `/livez` of the health server, as load balancers and the kubelet ask for them.
+//! `/healthz`, `/livez` and `/readyz` of the health server, as load balancers and the kubelet ask for them.
 //!
 //! `/healthz` tells whether traffic may be sent here: 200 only when all that is known is in force and the node
 //! is not about to go. It is 503 before the first programming and while programming fails. `/livez` tells
 //! whether a restart could help: 503 only when work has waited or failed for twice the sync period. A process
-//! that waits for the API server is alive, and restarting it would change nothing.
+//! that waits for the API server is alive, and restarting it would change nothing. `/readyz`, which kube-proxy does
+//! not have, is for rolling updates: 200 from the first complete programming on.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -38,23 +39,27 @@ struct FamilyHealth {
     healthy: bool,
 }
 
-/// Which of the two questions.
+/// Which of the questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
     Health,
     Life,
+    Readiness,
 }
 
 /// What the health server answers.
 pub fn route(status: &Arc<Status>, metrics: &Arc<Metrics>, path: &str) -> Option<Answer> {
     let report = status.report(SystemTime::now());
     let (question, counter) = match path {
-        "/healthz" => (Question::Health, &metrics.healthz),
-        "/livez" => (Question::Life, &metrics.livez),
+        "/healthz" => (Question::Health, Some(&metrics.healthz)),
+        "/livez" => (Question::Life, Some(&metrics.livez)),
+        "/readyz" => (Question::Readiness, None),
         _ => return None,
     };
     let (code, text) = answer(&report, question);
-    counter.with(&[code.as_str()]).add(1);
+    if let Some(counter) = counter {
+        counter.with(&[code.as_str()]).add(1);
+    }
     let response = Response::builder()
         .status(code)
         .header("Content-Type", "application/json")
@@ -66,6 +71,7 @@ fn answer(report: &Report, question: Question) -> (StatusCode, String) {
     let (healthy, good) = match question {
         Question::Health => (report.healthy, report.healthy && report.eligible),
         Question::Life => (report.alive, report.alive),
+        Question::Readiness => (report.healthy, report.programmed.is_some()),
     };
     // Go's zero time stands for never.
     let time = |time: Option<SystemTime>| time.map_or("0001-01-01T00:00:00Z".to_owned(), clock::rfc3339);
@@ -153,6 +159,10 @@ mod tests {
         );
         assert!(text.contains(r#""nodeEligible":true"#), "a source without nodes cannot miss one: {text}");
         assert_eq!(ask(&status, Question::Life, 0).0, 200);
+        assert_eq!(ask(&status, Question::Readiness, 0).0, 503);
+        status.programmed(at(1));
+        status.failed(at(2), "no".into());
+        assert_eq!(ask(&status, Question::Readiness, 2).0, 200, "what is in force goes on serving");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Request, Response, StatusCode,
     body::{Bytes, Incoming},
@@ -22,17 +22,20 @@ use tokio::{
     net::{TcpListener, TcpSocket},
     sync::Semaphore,
     task::JoinSet,
+    time::timeout,
 };
 
 /// A whole answer.
 pub type Answer = Response<Full<Bytes>>;
-/// What a server does with a request; `None` is 404.
-pub type Route = dyn Fn(&Request<Incoming>) -> Option<Answer> + Send + Sync;
+/// What a server does with a request and its body; `None` is 404.
+pub type Route = dyn Fn(&Request<Bytes>) -> Option<Answer> + Send + Sync;
 
 /// A client that has not sent its request by then is cut off.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// More clients than this wait in the kernel.
 const CLIENTS: usize = 128;
+/// The largest body that is read.
+const BODY: usize = 4096;
 /// The wait between two attempts to bind.
 const REBIND: Duration = Duration::from_secs(5);
 
@@ -124,10 +127,12 @@ pub async fn accept(listener: TcpListener, route: Arc<Route>) -> io::Result<()> 
         };
         let route = Arc::clone(&route);
         connections.spawn(async move {
-            let service = service_fn(|request| {
-                let answer =
-                    route(&request).unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "404 page not found\n"));
-                std::future::ready(Ok::<_, Infallible>(answer))
+            let service = service_fn(|request| async {
+                Ok::<_, Infallible>(match whole(request).await {
+                    Ok(request) => route(&request)
+                        .unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "404 page not found\n")),
+                    Err(refusal) => refusal,
+                })
             });
             let mut server = http1::Builder::new();
             server.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
@@ -135,6 +140,16 @@ pub async fn accept(listener: TcpListener, route: Arc<Route>) -> io::Result<()> 
             let _ = server.serve_connection(TokioIo::new(stream), service).await;
             drop(place);
         });
+    }
+}
+
+/// A request with all of its body, if it is as small and as quick as anything meant for us.
+async fn whole(request: Request<Incoming>) -> Result<Request<Bytes>, Answer> {
+    let (head, body) = request.into_parts();
+    match timeout(PATIENCE, Limited::new(body, BODY).collect()).await {
+        Ok(Ok(body)) => Ok(Request::from_parts(head, body.to_bytes())),
+        Ok(Err(_)) => Err(plain(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or broke off\n")),
+        Err(_) => Err(plain(StatusCode::REQUEST_TIMEOUT, "the body did not come in time\n")),
     }
 }
 
@@ -156,7 +171,7 @@ mod tests {
         answer
     }
 
-    fn hello(request: &Request<Incoming>) -> Option<Answer> {
+    fn hello(request: &Request<Bytes>) -> Option<Answer> {
         (request.uri().path() == "/hello").then(|| plain(StatusCode::OK, "hello"))
     }
 

@@ -42,7 +42,6 @@ const OURS: [&str; 7] = ["dataplane", "lab", "model", "netlink", "portolan", "pr
 /// Sends all further log lines of the process to stderr; the first call begins it, each further one only
 /// changes how much is told and how it looks.
 pub fn init(settings: &Logging) {
-    static RULES: OnceLock<Arc<RwLock<Rules>>> = OnceLock::new();
     let mut first = false;
     let rules = RULES.get_or_init(|| {
         first = true;
@@ -63,6 +62,17 @@ pub fn init(settings: &Logging) {
         tracing::callsite::rebuild_interest_cache();
     }
 }
+
+/// From now on the log is as verbose as `-v` with this number makes it.
+pub fn set_verbosity(level: u32) {
+    if let Some(rules) = RULES.get() {
+        rules.write().unwrap_or_else(PoisonError::into_inner).verbosity = level;
+        tracing::callsite::rebuild_interest_cache();
+    }
+}
+
+/// Of the log of the process.
+static RULES: OnceLock<Arc<RwLock<Rules>>> = OnceLock::new();
 
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 

@@ -56,9 +56,10 @@ fn start(folder: &Path, netns: &Netns, node_ports: &str) -> Proxy {
     let (mut options, _) = Options::parse(&args).expect("valid flags");
     options.complete().expect("no file to fail");
     let checked = check::check(&options.config).expect("valid");
+    let flags = options.listing();
     let Options { config, source, master, .. } = options;
     let netns = Some(netns.try_clone().expect("a second handle"));
-    let proxy = Proxy::start(Setup { config, checked, source, master, netns }).expect("it starts");
+    let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns }).expect("it starts");
     proxy.status.commit_after(0, PATIENCE).expect("a first commit");
     proxy
 }

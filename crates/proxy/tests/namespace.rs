@@ -65,9 +65,10 @@ fn start(folder: &Path, netns: &Netns) -> Proxy {
     let (mut options, _) = Options::parse(&args.map(str::to_owned)).expect("valid flags");
     options.complete().expect("no file to fail");
     let checked = check::check(&options.config).expect("valid");
+    let flags = options.listing();
     let Options { config, source, master, .. } = options;
     let netns = Some(netns.try_clone().expect("a second handle"));
-    Proxy::start(Setup { config, checked, source, master, netns }).expect("it starts")
+    Proxy::start(Setup { config, checked, source, master, flags, netns }).expect("it starts")
 }
 
 fn pod(name: &str, port: u16) -> SocketAddr {

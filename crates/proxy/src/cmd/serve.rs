@@ -17,8 +17,9 @@ pub fn run(parsed: Options, options: Options, checked: Checked) -> Result<(), St
     if options.init_only {
         return init(&options.config, &checked);
     }
+    let flags = options.listing();
     let Options { config, source, master, .. } = options.clone();
-    let proxy = Proxy::start(Setup { config, checked, source, master, netns: None })?;
+    let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns: None })?;
     proxy.follow(parsed, options);
     proxy.wait()
 }

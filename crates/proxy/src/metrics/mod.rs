@@ -3,6 +3,7 @@
 //! What the program counts. The names with `kubeproxy_` are kube-proxy's, with its types, labels and buckets,
 //! so that existing dashboards and alerts go on working; those with `portolan_` are ours.
 
+mod outside;
 mod process;
 mod registry;
 
@@ -12,8 +13,9 @@ use model::Family as IpFamily;
 
 use self::registry::Render;
 pub use self::{
+    outside::{Outside, features, requests},
     process::start_time,
-    registry::{Counter, Family, Gauge, Histogram},
+    registry::{About, Counter, Family, Gauge, Histogram},
 };
 
 /// Declares the metrics, in the order they are written out: by name.
@@ -72,6 +74,8 @@ metrics! {
         "[ALPHA] Service changes received and not yet in the kernel." [] Gauge::default;
     service_changes: Counter = "kubeproxy_sync_proxy_rules_service_changes_total"
         "[ALPHA] Service changes received." [] Counter::default;
+    features: Gauge = "kubernetes_feature_enabled"
+        "[BETA] Whether a feature gate is on." ["name", "stage"] Gauge::default;
     build: Gauge = "portolan_build_info"
         "The version that runs; always 1." ["version"] Gauge::default;
     conflicts: Counter = "portolan_conflicts_total"
@@ -90,6 +94,11 @@ metrics! {
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"
         "From the receipt of a change to its commit in the kernel." [] fine_buckets;
+    api_latency: Histogram = "rest_client_request_duration_seconds"
+        "[ALPHA] From a request to the API server to the head of its answer." ["host", "verb"] api_buckets;
+    api_requests: Counter = "rest_client_requests_total"
+        "[ALPHA] Requests to the API server by status code; <error> without an answer."
+        ["code", "host", "method"] Counter::default;
 }
 
 impl Metrics {
@@ -99,6 +108,15 @@ impl Metrics {
         self.all().iter().for_each(|family| family.render(&mut out));
         process::render(&mut out, self.started);
         out
+    }
+
+    /// Every name there is, also those without a series yet, sorted.
+    pub fn catalogue(&self) -> Vec<About> {
+        let mut all: Vec<About> = self.all().iter().map(|family| family.about()).collect();
+        all.extend(process::names());
+        all.extend(outside::names());
+        all.sort();
+        all
     }
 }
 
@@ -118,6 +136,11 @@ fn sync_buckets() -> Histogram {
 /// From 50 us to 13 s: our changes are too fast for the buckets above.
 fn fine_buckets() -> Histogram {
     Histogram::new((0..19).map(|power| 0.000_05 * f64::from(1 << power)).collect())
+}
+
+/// As client-go has them.
+fn api_buckets() -> Histogram {
+    Histogram::new(vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0])
 }
 
 fn programming_buckets() -> Histogram {
@@ -164,9 +187,44 @@ mod tests {
     }
 
     #[test]
+    fn no_name_is_taken_twice() {
+        let names: Vec<_> =
+            Metrics::new(SystemTime::now()).catalogue().iter().map(|about| about.name).collect();
+        let mut once = names.clone();
+        once.dedup();
+        assert_eq!(names, once);
+    }
+
+    /// docs/metrics.md lists exactly what there is. `UPDATE=1` writes its table anew.
+    #[test]
+    fn the_documentation_lists_every_metric() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let text = std::fs::read_to_string(path).expect("the page is there");
+        let (head, rest) = text.split_once(TABLE_HEAD).expect("the page has the table");
+        let (_, tail) = rest.split_once("\n\n").expect("something follows the table");
+        let row = |about: &About| {
+            let labels = about.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+            // How stable kube-proxy calls a name is for its own page.
+            let help = about.help.strip_prefix("[ALPHA] ").or(about.help.strip_prefix("[BETA] "));
+            format!("\n| `{}` | {} | {labels} | {} |", about.name, about.kind, help.unwrap_or(about.help))
+        };
+        let rows: String = Metrics::new(SystemTime::now()).catalogue().iter().map(row).collect();
+        let wanted = format!("{head}{TABLE_HEAD}{rows}\n\n{tail}");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, wanted).expect("the page can be written");
+        } else {
+            assert!(text == wanted, "docs/metrics.md is out of date: UPDATE=1 writes its table anew");
+        }
+    }
+
+    const TABLE_HEAD: &str = "| name | type | labels | meaning |\n|---|---|---|---|";
+
+    #[test]
     fn the_process_is_described() {
         let text = Metrics::new(start_time()).render();
-        for name in ["cpu_seconds_total", "open_fds", "resident_memory_bytes", "start_time_seconds"] {
+        for name in
+            ["cpu_seconds_total", "max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds"]
+        {
             let line = text.lines().find(|line| line.starts_with(&format!("process_{name} ")));
             let value: f64 = line.and_then(|line| line.split(' ').nth(1)).expect(name).parse().expect(name);
             assert!(value.is_finite() && (value > 0.0 || name == "cpu_seconds_total"), "{name} {value}");

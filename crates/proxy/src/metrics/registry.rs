@@ -42,12 +42,40 @@ impl<M> Family<M> {
     }
 }
 
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct About {
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    pub labels: &'static [&'static str],
+    pub help: &'static str,
+}
+
+impl About {
+    /// Writes series that somebody else counts: label values, and the value. Without any there is nothing.
+    pub fn write(&self, out: &mut String, samples: impl IntoIterator<Item = (Vec<String>, f64)>) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_some() {
+            head(out, self.name, self.help, self.kind);
+        }
+        for (values, value) in samples {
+            line(out, self.name, "", &pairs(self.labels, &values), value);
+        }
+    }
+}
+
 /// What [`super::Metrics`] writes out.
 pub(super) trait Render {
+    fn about(&self) -> About;
     fn render(&self, out: &mut String);
 }
 
 impl<M: Sample> Render for Family<M> {
+    fn about(&self) -> About {
+        About { name: self.name, kind: M::TYPE, labels: self.labels, help: self.help }
+    }
+
     fn render(&self, out: &mut String) {
         let series = self.series.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if series.is_empty() {
@@ -56,19 +84,19 @@ impl<M: Sample> Render for Family<M> {
         let Family { name, help, labels, .. } = self;
         head(out, name, help, M::TYPE);
         for (values, metric) in series {
-            let pairs: Vec<String> = labels
-                .iter()
-                .zip(&values)
-                .map(|(label, value)| format!("{label}=\"{}\"", escape(value)))
-                .collect();
-            metric.sample(out, name, &pairs.join(","));
+            metric.sample(out, name, &pairs(labels, &values));
         }
     }
 }
 
 /// The two lines before a name's samples.
-pub(super) fn head(out: &mut String, name: &str, help: &str, kind: &str) {
+fn head(out: &mut String, name: &str, help: &str, kind: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn pairs(labels: &[&str], values: &[String]) -> String {
+    let pairs = labels.iter().zip(values).map(|(label, value)| format!("{label}=\"{}\"", escape(value)));
+    pairs.collect::<Vec<_>>().join(",")
 }
 
 fn escape(value: &str) -> String {

@@ -8,7 +8,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -19,6 +19,8 @@ use kube::{
 };
 
 use super::connect;
+
+use super::exchange::Observer;
 
 /// Where the API server is and who we are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,11 +55,13 @@ pub enum Error {
 pub struct Access {
     settings: Settings,
     held: Mutex<Held>,
+    pub(super) observer: OnceLock<Observer>,
 }
 
 #[derive(Clone)]
 struct Held {
     client: Client,
+    host: Arc<str>,
     /// Counts the clients made, so that of several tasks that were refused only the first makes a new one.
     generation: u64,
     files: Vec<(PathBuf, Option<Stamp>)>,
@@ -70,6 +74,8 @@ struct Held {
 #[derive(Clone)]
 pub(crate) struct Pass {
     pub(crate) client: Client,
+    /// Where the server is: host and port.
+    pub(crate) host: Arc<str>,
     /// For [`Access::renew`].
     pub(crate) generation: u64,
     /// The value of the Authorization header, unless the client adds one itself.
@@ -87,7 +93,7 @@ impl Access {
     /// Reads the configuration. Does not connect.
     pub async fn open(settings: Settings) -> Result<Access, Error> {
         let held = make(&settings).await?;
-        Ok(Access { settings, held: Mutex::new(held) })
+        Ok(Access { settings, held: Mutex::new(held), observer: OnceLock::new() })
     }
 
     pub fn settings(&self) -> &Settings {
@@ -108,7 +114,12 @@ impl Access {
         if let Some(token) = held.token_file.as_deref().and_then(read_token) {
             held.token = Some(token);
         }
-        Pass { client: held.client.clone(), generation: held.generation, authorization: held.token.clone() }
+        Pass {
+            client: held.client.clone(),
+            host: Arc::clone(&held.host),
+            generation: held.generation,
+            authorization: held.token.clone(),
+        }
     }
 
     /// Makes a new client, unless that was done since `generation`. If it cannot be made (a file is just being
@@ -156,6 +167,7 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
     if let Some(url) = &settings.master {
         config.cluster_url = server_url(url)?;
     }
+    let host = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retrying is this module's business: with backoff, and with the answer in the status.
     config.default_retry = false;
@@ -172,7 +184,7 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
         None => None,
         Some(path) => Some(read_token(path).ok_or_else(|| Error::Token { path: path.clone() })?),
     };
-    Ok(Held { client, generation: 0, files, token_file, token })
+    Ok(Held { client, host, generation: 0, files, token_file, token })
 }
 
 /// The token in a file, without the line end most have.

@@ -7,9 +7,8 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 use kube::client::Body;
 use serde_json::Value;
-use tokio::time::timeout;
 
-use super::access::{Access, sentence};
+use super::access::Access;
 
 /// Longer than this no attempt takes.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,19 +29,14 @@ impl Access {
     pub async fn create(&self, path: &str, object: &Value) -> Result<(), NotCreated> {
         let unreachable = |error: String| NotCreated::Unreachable(error);
         let pass = self.pass().await;
-        let mut request = Request::post(path)
+        let request = Request::post(path)
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json")
             .header(header::USER_AGENT, &self.settings().user_agent)
             .body(Body::from(object.to_string().into_bytes()))
             .map_err(|error| unreachable(error.to_string()))?;
-        if let Some(authorization) = &pass.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
-        }
-        let response = timeout(PATIENCE, pass.client.send(request))
-            .await
-            .map_err(|_| unreachable(format!("no answer for {} s", PATIENCE.as_secs())))?
-            .map_err(|error| unreachable(sentence(&error)))?;
+        let response =
+            self.send(&pass, request, PATIENCE).await.map_err(|silence| unreachable(silence.to_string()))?;
         match response.status() {
             code if code.is_success() => Ok(()),
             // It is there already: an earlier answer was lost.

@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     access::{Access, Pass, sentence},
     backoff::{Backoff, Random},
+    exchange::Silence,
     pages::Page,
     protocol::{Act, Ask, Next, Protocol, Trouble},
     status::Status,
@@ -153,14 +154,12 @@ impl<R: Resource> Follower<R> {
     /// One request and all of its answer. Returns when a page has been taken in.
     async fn exchange(&mut self, pass: &Pass) -> Result<(), Stop> {
         let ask = self.protocol.ask();
-        let mut request = self.request(&ask);
-        if let Some(authorization) = &pass.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
-        }
-        let response = timeout(HEAD_TIMEOUT, pass.client.send(request))
-            .await
-            .map_err(|_| Trouble::Idle)?
-            .map_err(|error| Trouble::Transport(sentence(&error)))?;
+        let request = self.request(&ask);
+        let response = self.shared.access.send(pass, request, HEAD_TIMEOUT).await;
+        let response = response.map_err(|silence| match silence {
+            Silence::Patience => Trouble::Idle,
+            Silence::Transport(reason) => Trouble::Transport(reason),
+        })?;
         let (head, body) = response.into_parts();
         let format = content_type(&head.headers).and_then(Format::of_content_type);
         if head.status != StatusCode::OK {

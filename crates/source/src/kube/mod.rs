@@ -9,13 +9,14 @@
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
 //! - `wire`, `pages`: events and lists, as they arrive
-//! - `access`: credentials and the client; `create`: what is written
+//! - `access`: credentials and the client; `exchange`: requests; `create`: what is written
 //! - `backoff`, `status`
 
 mod access;
 mod backoff;
 mod connect;
 mod create;
+mod exchange;
 mod follow;
 mod pages;
 mod protocol;
@@ -31,6 +32,7 @@ use self::follow::{Follower, Place, Shared};
 pub use self::{
     access::{Access, Error, Settings},
     create::NotCreated,
+    exchange::Exchange,
     status::{KindStatus, Status},
 };
 use crate::{intern::Interner, object, problem::Problems};

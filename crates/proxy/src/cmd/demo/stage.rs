@@ -125,8 +125,9 @@ fn setup(folder: &Path, netns: netlink::Netns) -> Result<Setup, String> {
     let (mut options, _) = Options::parse(&args.map(str::to_owned))?;
     options.complete()?;
     let checked = check::check(&options.config).map_err(|wrong| format!("{wrong:?}"))?;
+    let flags = options.listing();
     let Options { config, source, master, .. } = options;
-    Ok(Setup { config, checked, source, master, netns: Some(netns) })
+    Ok(Setup { config, checked, source, master, flags, netns: Some(netns) })
 }
 
 /// As editors save: beside, then over it.
