@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use dataplane::Mode;
+use dataplane::{Mode, xtables};
 use portolan_tests::{LIES, is_asked_for, lies, scenarios};
 use testkit::{
     judge::{Judge, Kernel},
@@ -21,8 +21,14 @@ use testkit::{
     scenario::{Complaint, Scenario, Variant},
 };
 
-/// Every dataplane goes through every scenario.
-const MODES: [Mode; 1] = [Mode::Nftables];
+/// Every dataplane goes through every scenario, with each variant of its tools.
+const MODES: [Dataplane; 3] = [
+    (Mode::Nftables, None),
+    (Mode::Iptables, Some(xtables::Variant::Nft)),
+    (Mode::Iptables, Some(xtables::Variant::Legacy)),
+];
+
+type Dataplane = (Mode, Option<xtables::Variant>);
 
 /// Scenarios wait more than they work, so there may be more of them than processors.
 const AT_ONCE: usize = 6;
@@ -33,7 +39,7 @@ fn the_kernel_agrees_with_every_scenario() {
         return;
     }
     let scenarios = Scenario::load_all(&scenarios()).expect("scenarios can be read");
-    let jobs: Vec<(&Scenario, Variant, Mode)> = scenarios
+    let jobs: Vec<(&Scenario, Variant, Dataplane)> = scenarios
         .iter()
         .filter(|scenario| is_asked_for(&scenario.name) && scenario.no_kernel().is_none())
         .flat_map(|scenario| scenario.variants().iter().map(move |variant| (scenario, *variant)))
@@ -57,8 +63,8 @@ fn the_kernel_agrees_with_every_scenario() {
     assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
 }
 
-fn judge(scenario: &Scenario, variant: Variant, mode: Mode) -> Vec<Complaint> {
-    match Kernel::new(mode) {
+fn judge(scenario: &Scenario, variant: Variant, (mode, tools): Dataplane) -> Vec<Complaint> {
+    match Kernel::new(mode, tools) {
         Ok(kernel) => run(scenario, variant, &mut [Box::new(kernel) as Box<dyn Judge>], Goldens::Compare),
         Err(text) => vec![Complaint { file: scenario.name.clone(), line: 1, text }],
     }
@@ -70,7 +76,12 @@ fn the_kernel_sees_through_lies() {
         return;
     }
     let scenario = Scenario::parse(Path::new("lies.txtar"), LIES).expect("the lies are well formed");
-    for (variant, mode) in [(Variant::Written, MODES[0]), (Variant::Image, MODES[0])] {
+    for (variant, mode) in [
+        (Variant::Written, MODES[0]),
+        (Variant::Image, MODES[0]),
+        (Variant::Written, MODES[1]),
+        (Variant::Image, MODES[2]),
+    ] {
         let complaints = judge(&scenario, variant, mode);
         let lines: Vec<usize> = complaints.iter().map(|complaint| complaint.line).collect();
         assert_eq!(lines, lies(), "{mode:?}, {variant}: {complaints:#?}");
@@ -79,7 +90,7 @@ fn the_kernel_sees_through_lies() {
 
 /// Only the lack of privileges is an excuse, and not where a CI promises them.
 fn can_build_a_lab() -> bool {
-    match Kernel::new(Mode::None) {
+    match Kernel::new(Mode::None, None) {
         Ok(_) => true,
         Err(reason) => {
             let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::xtables::Failure;
+
 /// Why the kernel could not be made to match the Plan. Retry with [`crate::Scope::All`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -17,6 +19,14 @@ pub enum Error {
         /// The kernel's reason, with its words where it gave any.
         source: netlink::Error,
     },
+    /// A tool could not be run, or refused.
+    #[error("{act} the tables of iptables: {source}")]
+    Tool {
+        /// What was being done, for example "read".
+        act: &'static str,
+        /// The tool's reason, and what to do about it.
+        source: Failure,
+    },
     /// Several things failed, one after the other; the rest was done.
     #[error("{}", Joined(.0))]
     Several(Vec<Error>),
@@ -25,6 +35,10 @@ pub enum Error {
 impl Error {
     pub(crate) fn kernel(act: &'static str, object: impl Into<String>, source: netlink::Error) -> Error {
         Error::Kernel { act, object: object.into(), source }
+    }
+
+    pub(crate) fn tool(act: &'static str, source: Failure) -> Error {
+        Error::Tool { act, source }
     }
 
     /// Nothing went wrong, one thing did, or several.

@@ -8,6 +8,7 @@
 //! # Layout
 //!
 //! - [`nftables`]: maps of ports in tables of our own; the default
+//! - [`iptables`]: kube-proxy's chains, written by the iptables tools
 //! - [`xtables`]: the iptables tools, run within bounds
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
@@ -19,7 +20,9 @@
 
 pub mod conntrack;
 pub mod error;
+pub mod iptables;
 pub mod leftovers;
+mod loopback;
 pub mod names;
 pub mod nftables;
 pub mod none;
@@ -87,6 +90,10 @@ pub struct Applied {
     pub chains: u64,
     /// Remembered clients forgotten because their endpoint went.
     pub forgotten: u64,
+    /// Changes that failed alone, and went well when everything was compared.
+    pub fallbacks: u64,
+    /// How long others were waited for.
+    pub lock_wait: Duration,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.
     pub warnings: Vec<String>,
 }
@@ -102,6 +109,7 @@ impl Applied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Nftables,
+    Iptables,
     /// None: nothing is programmed.
     None,
 }
@@ -113,11 +121,17 @@ pub struct Config {
     pub masquerade_bit: u8,
     /// The families to program. A table of a family that is not among them is left alone.
     pub families: PerFamily<bool>,
+    /// Which iptables to use; found out if `None`.
+    pub xtables: Option<xtables::Variant>,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { masquerade_bit: names::MASQUERADE_BIT, families: PerFamily { v4: true, v6: true } }
+        Config {
+            masquerade_bit: names::MASQUERADE_BIT,
+            families: PerFamily { v4: true, v6: true },
+            xtables: None,
+        }
     }
 }
 
@@ -126,6 +140,7 @@ impl Default for Config {
 pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupported> {
     Ok(match mode {
         Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
+        Mode::Iptables => Box::new(iptables::Iptables::open(config)?),
         Mode::None => Box::new(none::None),
     })
 }

@@ -7,7 +7,7 @@
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
 //! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `probe` asks
-//! what the kernel can do, `loopback` sets what it must, `watch` sees what others do.
+//! what the kernel can do, `watch` sees what others do.
 
 mod affinity;
 mod diff;
@@ -17,7 +17,6 @@ mod holdings;
 mod kernel;
 mod layout;
 mod lift;
-mod loopback;
 mod lower;
 mod pass;
 mod probe;
@@ -44,7 +43,7 @@ use self::{
     holdings::Holdings,
     turn::{Settings, Turn},
 };
-use crate::{Applied, Config, Dataplane, Error, Scope, Unsupported};
+use crate::{Applied, Config, Dataplane, Error, Scope, Unsupported, loopback};
 
 /// Keeps our tables.
 #[derive(Debug)]

@@ -118,6 +118,16 @@ pub trait Tables: Send {
 
     /// What `iptables-restore --noflush --counters` does: each table of the input changes whole, or not at all.
     fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure>;
+
+    /// How long others have been waited for since this was last asked.
+    fn take_waited(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Tells when somebody else changes chains of ours; `None` where that cannot be told.
+    fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, crate::Error> {
+        Ok(None)
+    }
 }
 
 /// The tools of one variant.
@@ -151,11 +161,6 @@ impl Xtables {
 
     pub fn variant(&self) -> Variant {
         self.variant
-    }
-
-    /// How long the lock has been waited for since this was last asked.
-    pub fn take_waited(&mut self) -> Duration {
-        std::mem::take(&mut self.waited)
     }
 
     /// Tells the changes of our own tools from those of others.
@@ -200,6 +205,10 @@ impl Tables for Xtables {
         let writers = &self.writers;
         let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process))?;
         ended.check(tool, Some(input))
+    }
+
+    fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 }
 

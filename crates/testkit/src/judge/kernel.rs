@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-use dataplane::{Dataplane, Mode, Scope, conntrack::Sweeper};
+use dataplane::{Config, Dataplane, Mode, Scope, conntrack::Sweeper, xtables::Variant};
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
 use model::{Changes, Plan, Protocol, Update};
 
-use super::{Host, Judge};
+use super::{Host, Judge, promised};
 use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick, Target};
 
 /// How long to wait for what must come. Long, because a busy machine is no reason to fail.
@@ -28,6 +28,7 @@ const SILENCE_TCP6: Duration = Duration::from_millis(1500);
 /// A lab, and a dataplane at work in it.
 pub struct Kernel {
     mode: Mode,
+    config: Config,
     lab: Lab,
     host: Host,
     dataplane: Box<dyn Dataplane>,
@@ -44,12 +45,14 @@ type Met = (String, u16);
 
 impl Kernel {
     /// Needs the privileges to make namespaces.
-    pub fn new(mode: Mode) -> Result<Kernel, String> {
+    pub fn new(mode: Mode, variant: Option<Variant>) -> Result<Kernel, String> {
+        let config = Config { xtables: variant, ..Config::default() };
         let lab = Lab::build(Layout::default()).map_err(text)?;
         let node = lab.netns("node-a").map_err(text)?;
-        let dataplane = node.run(|| dataplane::open(mode, &dataplane::Config::default())).map_err(text)?;
+        let dataplane = node.run(|| dataplane::open(mode, &config)).map_err(text)?;
         Ok(Kernel {
             mode,
+            config,
             dataplane: dataplane.map_err(text)?,
             lab,
             host: Host::default(),
@@ -62,7 +65,8 @@ impl Kernel {
 
 impl Judge for Kernel {
     fn name(&self) -> String {
-        format!("kernel with {:?}", self.mode).to_lowercase()
+        let variant = self.config.xtables.map(|variant| format!(" {variant}")).unwrap_or_default();
+        format!("kernel with {:?}{variant}", self.mode).to_lowercase()
     }
 
     /// Every endpoint that lives in the lab answers from the moment it is known, usable or not, so that a wrong
@@ -105,7 +109,7 @@ impl Judge for Kernel {
         thread::sleep(time);
     }
 
-    fn judge(&mut self, _plan: &Plan, line: &Line) -> Result<(), String> {
+    fn judge(&mut self, plan: &Plan, line: &Line) -> Result<(), String> {
         match &line.entry {
             Entry::Flow { name, expect } => {
                 let (flow, probe) = self.flows.get_mut(name).ok_or("has no such flow")?;
@@ -117,7 +121,7 @@ impl Judge for Kernel {
                 self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
                 match &probe.flow {
                     Some(name) => self.open(name, probe),
-                    None => self.probe(probe),
+                    None => self.probe(&Probe { expect: promised(self.mode, plan, probe), ..probe.clone() }),
                 }
             }
         }
@@ -125,11 +129,11 @@ impl Judge for Kernel {
 
     /// What was changed step by step must be what a new process would make of the plan at once.
     fn finish(&mut self, plan: &Plan) -> Result<(), String> {
-        let mode = self.mode;
+        let (mode, config) = (self.mode, &self.config);
         let node = self.lab.netns("node-a").map_err(text)?;
         let applied = node
             .run(|| {
-                let mut fresh = dataplane::open(mode, &dataplane::Config::default()).map_err(text)?;
+                let mut fresh = dataplane::open(mode, config).map_err(text)?;
                 fresh.apply(plan, Scope::All).map_err(text)
             })
             .map_err(text)??;

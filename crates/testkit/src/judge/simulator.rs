@@ -1,31 +1,114 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The second judge: the program that nftables would load, walked packet by packet.
+//! The second judge: the program that a dataplane would load, walked packet by packet.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
-use dataplane::nftables::{
-    program::Program,
-    render,
-    sim::{Ending, Fate, simulate},
+use dataplane::{
+    Mode,
+    iptables::{self, Scene},
+    nftables::{
+        self,
+        sim::{Fate, Learned},
+    },
 };
 use lab::address::name_of;
 use model::{Changes, Family, Origin, Packet, PerFamily, Plan};
 
-use super::{Host, Judge};
+use super::{Host, Judge, promised};
 use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen};
 
 /// Renders the plan from scratch after each change. That the kernel's table, which is changed step by step, comes
 /// to the same is for the third judge.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Simulator {
+    mode: Mode,
     host: Host,
     programs: Option<PerFamily<Program>>,
 }
 
+/// What a dataplane would load.
+#[derive(Clone, Debug)]
+enum Program {
+    Nftables(nftables::program::Program),
+    /// With the lists that remember the client.
+    Iptables(iptables::program::Program, BTreeSet<iptables::name::Name>),
+}
+
+/// One way a packet can end.
+#[derive(Debug)]
+struct Ending {
+    probability: f64,
+    fate: Fate,
+    learned: Option<Lesson>,
+}
+
+/// What a packet leaves behind for the next of the same client.
+#[derive(Debug)]
+enum Lesson {
+    Nftables(Learned),
+    Iptables(BTreeSet<iptables::name::Name>),
+}
+
+impl Program {
+    fn render(mode: Mode, plan: &Plan, family: Family) -> Program {
+        let mark = 1 << dataplane::names::MASQUERADE_BIT;
+        // The kernel can serve loopback addresses in IPv4 only.
+        let loopback = family == Family::V4 && plan.loopback_node_ports(family);
+        match mode {
+            Mode::Iptables => {
+                let scene = Scene { plan, family, mark, loopback, liberal: false, comments: true };
+                Program::Iptables(iptables::render::program(&scene), BTreeSet::new())
+            }
+            Mode::Nftables | Mode::None => {
+                Program::Nftables(nftables::render::program(plan, family, mark, loopback))
+            }
+        }
+    }
+
+    fn walk(&self, packet: &Packet, host: &Host) -> Vec<Ending> {
+        let is_local = |address| host.owns(address);
+        match self {
+            Program::Nftables(program) => nftables::sim::simulate(program, packet, &is_local)
+                .into_iter()
+                .map(|ending| Ending {
+                    probability: ending.probability,
+                    fate: ending.fate,
+                    learned: ending.learned.into_iter().next().map(Lesson::Nftables),
+                })
+                .collect(),
+            Program::Iptables(program, memory) => iptables::sim::simulate(program, packet, &is_local, memory)
+                .into_iter()
+                .map(|ending| Ending {
+                    probability: ending.probability,
+                    fate: ending.fate,
+                    learned: Some(ending.remembered).filter(|lists| !lists.is_empty()).map(Lesson::Iptables),
+                })
+                .collect(),
+        }
+    }
+
+    fn learn(&mut self, lesson: &Lesson) {
+        match (self, lesson) {
+            (Program::Nftables(program), Lesson::Nftables(learned)) => program.learn(learned),
+            (Program::Iptables(_, memory), Lesson::Iptables(lists)) => memory.extend(lists),
+            _ => unreachable!("a lesson is of the program that taught it"),
+        }
+    }
+}
+
+impl Simulator {
+    pub fn new(mode: Mode) -> Simulator {
+        Simulator { mode, host: Host::default(), programs: None }
+    }
+}
+
 impl Judge for Simulator {
     fn name(&self) -> String {
-        "simulator of nftables".to_owned()
+        format!("simulator of {:?}", self.mode).to_lowercase()
     }
 
     fn readdress(&mut self, extra: &[IpAddr]) -> Result<(), String> {
@@ -34,26 +117,20 @@ impl Judge for Simulator {
     }
 
     fn changed(&mut self, plan: &Plan, _changes: &Changes) -> Result<(), String> {
-        let mark = 1 << dataplane::names::MASQUERADE_BIT;
-        // The kernel can serve loopback addresses in IPv4 only.
-        let loopback = |family| family == Family::V4 && plan.loopback_node_ports(family);
-        let program = |family| render::program(plan, family, mark, loopback(family));
-        self.programs = Some(PerFamily { v4: program(Family::V4), v6: program(Family::V6) });
+        self.programs = Some(PerFamily::from_fn(|family| Program::render(self.mode, plan, family)));
         Ok(())
     }
 
-    fn judge(&mut self, _plan: &Plan, line: &Line) -> Result<(), String> {
+    fn judge(&mut self, plan: &Plan, line: &Line) -> Result<(), String> {
         let Entry::Probe(probe) = &line.entry else { return Ok(()) };
+        let probe = &Probe { expect: promised(self.mode, plan, probe), ..probe.clone() };
         let programs = self.programs.as_ref().ok_or("has no program")?;
         let program = &programs[Family::of(probe.destination.ip())];
-        let walk = |program: &Program, packet: &Packet| {
-            simulate(program, packet, &|address| self.host.owns(address))
-        };
         for packet in self.host.packets(probe) {
-            let endings = walk(program, &packet);
+            let endings = program.walk(&packet, &self.host);
             compare(probe, &self.host, &packet, &endings)?;
             let Expect::Forward { stick, .. } = &probe.expect else { continue };
-            let learned = endings.iter().find_map(|ending| Some((ending, ending.learned.first()?)));
+            let learned = endings.iter().find_map(|ending| Some((ending, ending.learned.as_ref()?)));
             match (stick, learned) {
                 (None, None) => {}
                 (None, Some(_)) => return Err("remembers the client".to_owned()),
@@ -61,7 +138,7 @@ impl Judge for Simulator {
                 (Some(_), Some((met, learned))) => {
                     let mut wiser = program.clone();
                     wiser.learn(learned);
-                    let again = walk(&wiser, &packet);
+                    let again = wiser.walk(&packet, &self.host);
                     if again.iter().any(|ending| ending.fate != met.fate) {
                         return Err(format!("meets {again:?} after {:?}", met.fate));
                     }

@@ -13,7 +13,7 @@ use crate::names;
 
 /// In which families node ports can be served on loopback addresses. Changes the kernel's setting where needed;
 /// what cannot be done is told in `warnings`.
-pub(super) fn prepare(plan: &Plan, families: PerFamily<bool>, warnings: &mut Vec<String>) -> PerFamily<bool> {
+pub(crate) fn prepare(plan: &Plan, families: PerFamily<bool>, warnings: &mut Vec<String>) -> PerFamily<bool> {
     let asked = |family| families[family] && plan.loopback_node_ports(family);
     let mut served = PerFamily { v4: false, v6: false };
     if asked(Family::V4) {

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#![doc = include_str!("README.md")]
+//!
+//! # Layout of the code
+//!
+//! Pure: [`rule`] and `parse` (one rule), [`program`] (all of them) with [`sim`]; `name` (the hashes); `frame` (what is
+//! always there) and [`render`] (from the Plan to rules); `script` (the input of a restore) and `turn` (what goes into
+//! it). Effects: `readback` reads, this module writes, `watch` sees what others do. The tools are in
+//! [`crate::xtables`].
+
+mod frame;
+mod holdings;
+pub mod name;
+mod parse;
+pub mod program;
+mod readback;
+pub mod render;
+pub mod rule;
+mod script;
+pub mod sim;
+#[cfg(test)]
+mod tests;
+mod turn;
+
+use std::fs;
+
+use model::{Family, PerFamily, Plan};
+
+pub use self::frame::Scene;
+use self::{holdings::Holdings, readback::Readback, script::Script};
+use crate::{
+    Applied, Config, Dataplane, Error, Scope, Unsupported, loopback,
+    xtables::{self, Tables, Variant, Xtables, leftovers},
+};
+
+/// Keeps our chains.
+#[derive(Debug)]
+pub struct Iptables<T = Xtables> {
+    tables: T,
+    config: Config,
+    /// What the tables hold; `None` when that is not known, at the start and after an error.
+    known: Option<PerFamily<Holdings>>,
+    /// In which families loopback addresses serve node ports.
+    loopback: PerFamily<bool>,
+    /// The kernel takes packets out of a TCP window for valid.
+    liberal: bool,
+    /// What is not as it should be on this host; told once.
+    doubts: Vec<String>,
+}
+
+/// Not 0: the kernel takes packets out of a TCP window for valid.
+const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+
+impl Iptables<Xtables> {
+    /// Finds the tools, and which variant of them the host uses, in the network namespace of this thread.
+    pub fn open(config: &Config) -> Result<Iptables<Xtables>, Unsupported> {
+        let (tools, doubts) = match config.xtables {
+            Some(variant) => (xtables::find_variant(&xtables::SEARCH, variant)?, Vec::new()),
+            None => {
+                let found = xtables::find(&xtables::SEARCH)?;
+                (found.xtables, found.warnings)
+            }
+        };
+        let mut iptables = Iptables::over(tools, config);
+        iptables.doubts = doubts;
+        iptables.liberal = fs::read_to_string(BE_LIBERAL).is_ok_and(|value| value.trim() != "0");
+        Ok(iptables)
+    }
+
+    pub fn variant(&self) -> Variant {
+        self.tables.variant()
+    }
+}
+
+impl<T: Tables> Iptables<T> {
+    /// Works on any tables, and takes for granted that they can hold what we need.
+    pub fn over(tables: T, config: &Config) -> Iptables<T> {
+        Iptables {
+            tables,
+            config: config.clone(),
+            known: None,
+            loopback: PerFamily::default(),
+            liberal: false,
+            doubts: Vec::new(),
+        }
+    }
+
+    fn scene<'a>(&self, plan: &'a Plan, family: Family, comments: bool) -> Scene<'a> {
+        Scene {
+            plan,
+            family,
+            mark: 1 << (self.config.masquerade_bit % 32),
+            loopback: self.loopback[family],
+            liberal: self.liberal,
+            comments,
+        }
+    }
+
+    fn families(&self) -> impl Iterator<Item = Family> + use<T> {
+        let served = self.config.families;
+        Family::BOTH.into_iter().filter(move |family| served[*family])
+    }
+
+    /// Reads a family's tables, and writes what is missing.
+    fn everything(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
+        let scene = self.scene(plan, family, turn::affords_comments(plan));
+        let found =
+            Readback::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
+        let has_old = found.has_old;
+        let (holdings, script) = turn::everything(found, &scene);
+        self.commit(family, &script, applied)?;
+        if has_old {
+            // Ours serve already, so that nothing is missed.
+            let removed = leftovers::remove(&mut self.tables, family, &leftovers::is_old);
+            applied.chains +=
+                removed.map_err(|failure| Error::tool("remove old chains from", failure))? as u64;
+        }
+        Ok(holdings)
+    }
+
+    fn commit(&mut self, family: Family, script: &Script, applied: &mut Applied) -> Result<(), Error> {
+        if script.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.tables.restore(family, &script.input());
+        applied.lock_wait += self.tables.take_waited();
+        outcome.map_err(|failure| Error::tool("change", failure))?;
+        applied.batches += 1;
+        applied.added += script.added;
+        applied.removed += script.removed;
+        applied.chains += script.chains;
+        Ok(())
+    }
+}
+
+impl<T: Tables> Dataplane for Iptables<T> {
+    fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
+        // Whoever leaves by `?` leaves nothing known behind.
+        let known = self.known.take();
+        let mut applied = Applied { warnings: std::mem::take(&mut self.doubts), ..Applied::default() };
+        let changes = match scope {
+            Scope::Only(changes) if known.is_some() && !changes.node_wide => Some(changes),
+            _ => None,
+        };
+        if changes.is_none() {
+            self.loopback = loopback::prepare(plan, self.config.families, &mut applied.warnings);
+        }
+        let mut next = PerFamily::default();
+        let mut known = known.unwrap_or_default();
+        for family in self.families() {
+            let mut holdings = std::mem::take(&mut known[family]);
+            next[family] = match changes {
+                None => self.everything(plan, family, &mut applied)?,
+                Some(changes) => {
+                    let scene = self.scene(plan, family, holdings.comments);
+                    let script = turn::change(&mut holdings, &scene, changes);
+                    match self.commit(family, &script, &mut applied) {
+                        Ok(()) => holdings,
+                        // Somebody may have changed what we thought to know.
+                        Err(error) => {
+                            applied.fallbacks += 1;
+                            applied.warnings.push(format!("{error}; the whole table is compared instead"));
+                            self.everything(plan, family, &mut applied)?
+                        }
+                    }
+                }
+            };
+        }
+        self.known = Some(next);
+        Ok(applied)
+    }
+
+    fn cleanup(&mut self) -> Result<(), Error> {
+        self.known = None;
+        let mut errors = Vec::new();
+        let is_ours = |name: &str| leftovers::is_current(name) || leftovers::is_old(name);
+        for family in Family::BOTH {
+            if let Err(failure) = leftovers::remove(&mut self.tables, family, &is_ours) {
+                errors.push(Error::tool("remove our chains from", failure));
+            }
+        }
+        Error::collect(errors)
+    }
+
+    fn dump(&mut self) -> Result<String, Error> {
+        let mut text = String::new();
+        for family in Family::BOTH {
+            for table in xtables::Table::ALL {
+                let mut each_line = |line: &str| {
+                    let is_ours = line.contains("KUBE-") || line.starts_with('*') || line == "COMMIT";
+                    if is_ours {
+                        text.extend([line, "\n"]);
+                    }
+                };
+                let saved = self.tables.save(family, table, &mut each_line);
+                saved.map_err(|failure| Error::tool("read", failure))?;
+            }
+        }
+        Ok(text)
+    }
+
+    fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
+        self.tables.watch()
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The input of one `iptables-restore --noflush`: only what changes.
+
+use std::{collections::BTreeMap, fmt::Write as _, hash::Hasher as _};
+
+use super::{frame::Top, name::Name, rule::Rule};
+use crate::xtables::Table;
+
+/// What is to be done in the tables of one family.
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    parts: BTreeMap<Table, Part>,
+    /// Rules written, a replaced one included.
+    pub(super) added: u64,
+    /// Rules removed one by one.
+    pub(super) removed: u64,
+    /// Chains written anew or removed.
+    pub(super) chains: u64,
+}
+
+/// What is to be done in one table, in the order in which it must be done.
+#[derive(Debug, Default)]
+struct Part {
+    /// Chains to be made, or emptied if they are there.
+    declared: String,
+    deleted: String,
+    bodies: String,
+    inserted: String,
+    removed: String,
+}
+
+impl Script {
+    pub(super) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Writes a chain anew.
+    pub(super) fn write<'a>(&mut self, table: Table, chain: Name, rules: impl IntoIterator<Item = &'a Rule>) {
+        self.declare(table, chain);
+        let part = self.parts.entry(table).or_default();
+        for rule in rules {
+            let _ = writeln!(part.bodies, "-A {chain} {rule}");
+            self.added += 1;
+        }
+    }
+
+    /// Makes a chain, or empties it.
+    pub(super) fn declare(&mut self, table: Table, chain: Name) {
+        let _ = writeln!(self.parts.entry(table).or_default().declared, ":{chain} - [0:0]");
+        self.chains += 1;
+    }
+
+    /// Removes a chain to which nothing leads any more.
+    pub(super) fn remove(&mut self, table: Table, chain: Name) {
+        let part = self.parts.entry(table).or_default();
+        let _ = writeln!(part.declared, ":{chain} - [0:0]");
+        let _ = writeln!(part.removed, "-X {chain}");
+        self.chains += 1;
+        self.removed += 1;
+    }
+
+    /// Adds to the end of a chain that was declared here.
+    pub(super) fn append(&mut self, top: Top, line: &str) {
+        let _ = writeln!(self.parts.entry(top.table()).or_default().bodies, "-A {} {line}", top.chain());
+        self.added += 1;
+    }
+
+    /// Puts a rule at the beginning of a chain.
+    pub(super) fn insert(&mut self, table: Table, chain: &str, line: &str) {
+        let _ = writeln!(self.parts.entry(table).or_default().inserted, "-I {chain} {line}");
+        self.added += 1;
+    }
+
+    /// Removes the first rule that is this one. It must be there.
+    pub(super) fn delete(&mut self, table: Table, chain: &str, line: &str) {
+        let _ = writeln!(self.parts.entry(table).or_default().deleted, "-D {chain} {line}");
+        self.removed += 1;
+    }
+
+    /// The input. Tables change one after the other: where refusals only go, what is refused no longer is translated
+    /// first; where some come, they come before the translation goes.
+    pub(super) fn input(&self) -> String {
+        let refusals_go = self.parts.get(&Table::Filter).is_some_and(|part| {
+            part.inserted.is_empty() && part.declared.is_empty() && !part.deleted.is_empty()
+        });
+        let order = match refusals_go {
+            true => [Table::Mangle, Table::Nat, Table::Filter],
+            false => [Table::Mangle, Table::Filter, Table::Nat],
+        };
+        let mut input = String::new();
+        for (table, part) in order.iter().filter_map(|table| Some((table, self.parts.get(table)?))) {
+            let Part { declared, deleted, bodies, inserted, removed } = part;
+            let _ = write!(input, "*{table}\n{declared}{deleted}{bodies}{inserted}{removed}COMMIT\n");
+        }
+        input
+    }
+}
+
+/// Tells one list of rules from another without keeping it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fingerprint(std::hash::DefaultHasher);
+
+impl Fingerprint {
+    pub(super) fn of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> u64 {
+        let mut fingerprint = Fingerprint::default();
+        let mut line = String::new();
+        for rule in rules {
+            line.clear();
+            let _ = write!(line, "{rule}");
+            fingerprint.add(&line);
+        }
+        fingerprint.end()
+    }
+
+    pub(super) fn add(&mut self, line: &str) {
+        self.0.write(line.as_bytes());
+        self.0.write_u8(b'\n');
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.0.finish()
+    }
+}
