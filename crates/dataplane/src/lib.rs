@@ -30,7 +30,7 @@ pub mod xtables;
 
 use std::time::Duration;
 
-use model::{Changes, PerFamily, Plan};
+use model::{Changes, Family, PerFamily, Plan};
 
 pub use error::{Error, Unsupported};
 
@@ -90,8 +90,8 @@ pub struct Applied {
     pub chains: u64,
     /// Remembered clients forgotten because their endpoint went.
     pub forgotten: u64,
-    /// Changes that failed alone, and went well when everything was compared.
-    pub fallbacks: u64,
+    /// Families in which the change alone failed, and everything was compared instead.
+    pub fallbacks: Vec<Family>,
     /// How long others were waited for.
     pub lock_wait: Duration,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.

@@ -41,6 +41,7 @@ use crate::{
     flows, health, host, http,
     live::Live,
     metrics::{self, Metrics, Outside, ip_family},
+    node,
     reconcile::{Ports, Reconciler},
     reload::Reload,
     status::Status,
@@ -213,7 +214,11 @@ impl Drop for Proxy {
 
 /// Opens the dataplane for these families, in the network namespace of this thread. The error is one sentence.
 pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Dataplane>, String> {
-    let config = dataplane::Config { masquerade_bit: checked.masquerade_bit, families };
+    let config = dataplane::Config {
+        masquerade_bit: checked.masquerade_bit,
+        families,
+        ..dataplane::Config::default()
+    };
     dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())
 }
 
@@ -221,8 +226,9 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
 fn available(mode: Mode) -> Result<dataplane::Mode, String> {
     match mode {
         Mode::Nftables => Ok(dataplane::Mode::Nftables),
+        Mode::Iptables => Ok(dataplane::Mode::Iptables),
         other => Err(format!(
-            "this build has no {other} mode yet, only nftables; leave the mode empty or set it so"
+            "this build has no {other} mode yet, only nftables and iptables; leave the mode empty or set it so"
         )),
     }
 }
@@ -250,7 +256,7 @@ pub fn settings(
         families,
         node_ip_override: PerFamily::from_fn(bind),
         detect_local: checked.detect_local.clone(),
-        node_port_addresses: checked.node_port_addresses.clone(),
+        node_port_addresses: node::settle::node_port_addresses(config, checked),
         masquerade_all: config.masquerade_all(),
         external_ips: config.gate("AllowServiceExternalIPs"),
     }

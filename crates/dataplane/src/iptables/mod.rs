@@ -30,8 +30,11 @@ use model::{Family, PerFamily, Plan};
 pub use self::frame::Scene;
 use self::{holdings::Holdings, readback::Readback, script::Script};
 use crate::{
-    Applied, Config, Dataplane, Error, Scope, Unsupported, loopback,
-    xtables::{self, Tables, Variant, Xtables, leftovers},
+    Applied, Config, Dataplane, Error, Scope, Unsupported, leftovers, loopback,
+    xtables::{
+        self, Failure, Table, Tables, Variant, Xtables,
+        leftovers::{is_current, is_old},
+    },
 };
 
 /// Keeps our chains.
@@ -112,11 +115,20 @@ impl<T: Tables> Iptables<T> {
         self.commit(family, &script, applied)?;
         if has_old {
             // Ours serve already, so that nothing is missed.
-            let removed = leftovers::remove(&mut self.tables, family, &leftovers::is_old);
-            applied.chains +=
-                removed.map_err(|failure| Error::tool("remove old chains from", failure))? as u64;
+            self.remove(family, &is_old).map_err(|failure| Error::tool("remove old chains from", failure))?;
         }
         Ok(holdings)
+    }
+
+    /// Removes chains, but none that a foreign rule leads to. Goes on after an error and returns the first.
+    fn remove(&mut self, family: Family, is_doomed: &dyn Fn(&str) -> bool) -> Result<(), Failure> {
+        let mut outcome = Ok(());
+        for table in [Table::Filter, Table::Nat, Table::Mangle] {
+            let mut report = leftovers::Report::default();
+            let removed = leftovers::remove_from(&mut self.tables, family, table, is_doomed, &mut report);
+            outcome = outcome.and(removed);
+        }
+        outcome
     }
 
     fn commit(&mut self, family: Family, script: &Script, applied: &mut Applied) -> Result<(), Error> {
@@ -159,7 +171,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
                         Ok(()) => holdings,
                         // Somebody may have changed what we thought to know.
                         Err(error) => {
-                            applied.fallbacks += 1;
+                            applied.fallbacks.push(family);
                             applied.warnings.push(format!("{error}; the whole table is compared instead"));
                             self.everything(plan, family, &mut applied)?
                         }
@@ -174,9 +186,8 @@ impl<T: Tables> Dataplane for Iptables<T> {
     fn cleanup(&mut self) -> Result<(), Error> {
         self.known = None;
         let mut errors = Vec::new();
-        let is_ours = |name: &str| leftovers::is_current(name) || leftovers::is_old(name);
         for family in Family::BOTH {
-            if let Err(failure) = leftovers::remove(&mut self.tables, family, &is_ours) {
+            if let Err(failure) = self.remove(family, &|name: &str| is_current(name) || is_old(name)) {
                 errors.push(Error::tool("remove our chains from", failure));
             }
         }
@@ -186,7 +197,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
     fn dump(&mut self) -> Result<String, Error> {
         let mut text = String::new();
         for family in Family::BOTH {
-            for table in xtables::Table::ALL {
+            for table in Table::ALL {
                 let mut each_line = |line: &str| {
                     let is_ours = line.contains("KUBE-") || line.starts_with('*') || line == "COMMIT";
                     if is_ours {

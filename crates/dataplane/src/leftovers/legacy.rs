@@ -61,7 +61,7 @@ fn present(family: Family) -> Vec<Table> {
 }
 
 /// Removes them from one table, in one commit.
-pub(super) fn remove_from(
+pub(crate) fn remove_from(
     tools: &mut dyn Tables,
     family: Family,
     table: Table,

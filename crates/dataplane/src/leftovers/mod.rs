@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use model::Family;
 use netlink::nft::Nft;
 
+pub(crate) use self::legacy::remove_from;
 use crate::{Mode, names, xtables::leftovers as chains};
 
 /// What became of it. Each part is sentences, or names of things, for the log.
@@ -57,6 +58,8 @@ impl Report {
 pub fn remove(own: Option<Mode>) -> Report {
     let mut report = Report::default();
     let is_doomed = |name: &str| match own {
+        // Those of the mode are its own, whoever wrote them: it takes them over in place.
+        Some(Mode::Iptables) => chains::is_old(name) || chains::is_ipvs(name),
         Some(Mode::Nftables | Mode::None) | None => {
             chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
         }

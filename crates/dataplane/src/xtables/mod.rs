@@ -16,7 +16,7 @@
 //! - `lock`: who holds the lock of the legacy variant
 //! - `failure`: what went wrong, in one sentence
 //! - [`words`]: a line of `iptables-save`
-//! - [`leftovers`]: what Kubernetes proxies leave in tables, and how it is removed
+//! - [`leftovers`]: which chains are of Kubernetes proxies
 
 mod failure;
 mod find;

@@ -8,7 +8,6 @@ use netlink::Netns;
 
 use super::{
     find::{Evidence, choose, doubts},
-    leftovers::{is_current, is_ipvs, is_old, remove},
     *,
 };
 
@@ -166,56 +165,5 @@ fn a_refused_line_is_quoted_and_changes_nothing() {
         assert!(advice.as_ref().unwrap().contains("nosuch"), "{failure}");
         let lines = saved(&mut xtables, Family::V4, Table::Nat);
         assert!(lines.iter().all(|line| !line.contains("KUBE-X")), "{lines:?}");
-    });
-}
-
-/// Old and new chains of proxies, and what others have beside them.
-const CROWDED: &str = r#"*nat
-:KUBE-SERVICES - [0:0]
-:KUBE-SVC-4N57TFCL4MD7ZTDA - [0:0]
-:KUBE-XLB-4N57TFCL4MD7ZTDA - [0:0]
-:KUBE-MARK-DROP - [0:0]
-:KUBE-PORTALS-HOST - [0:0]
-:KUBE-LOAD-BALANCER - [0:0]
-:KUBE-KUBELET-CANARY - [0:0]
-:CNI-HOSTPORT - [0:0]
--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A PREROUTING -j CNI-HOSTPORT
--A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules" -j KUBE-PORTALS-HOST
--A KUBE-SERVICES -d 10.96.0.10/32 -j KUBE-SVC-4N57TFCL4MD7ZTDA
--A CNI-HOSTPORT -m comment --comment "not -j KUBE-SERVICES" -j RETURN
--A CNI-HOSTPORT -j KUBE-MARK-DROP
--A KUBE-XLB-4N57TFCL4MD7ZTDA -j KUBE-SVC-4N57TFCL4MD7ZTDA
-COMMIT
-"#;
-
-#[test]
-fn leftovers_go_and_neighbours_stay() {
-    in_a_namespace(|variant| {
-        for family in Family::BOTH {
-            let mut xtables = find_variant(&SEARCH, variant).unwrap();
-            let crowded = match family {
-                Family::V4 => CROWDED.to_owned(),
-                Family::V6 => CROWDED.replace("10.96.0.10/32", "fd00::10/128"),
-            };
-            xtables.restore(family, &crowded).unwrap();
-            assert_eq!(remove(&mut xtables, family, &is_old).unwrap(), 3);
-            let left = saved(&mut xtables, family, Table::Nat).join("\n");
-            assert!(left.contains("-A KUBE-SERVICES") && !left.contains("XLB"), "{left}");
-            let all = |name: &str| is_current(name) || is_ipvs(name);
-            assert_eq!(remove(&mut xtables, family, &all).unwrap(), 3);
-            let left = saved(&mut xtables, family, Table::Nat);
-            let left: Vec<_> =
-                left.iter().filter(|line| line.contains("KUBE") || line.starts_with("-A")).collect();
-            assert_eq!(
-                left,
-                [
-                    ":KUBE-KUBELET-CANARY - [0:0]",
-                    "-A PREROUTING -j CNI-HOSTPORT",
-                    "-A CNI-HOSTPORT -m comment --comment \"not -j KUBE-SERVICES\" -j RETURN",
-                ]
-            );
-            assert_eq!(remove(&mut xtables, family, &all).unwrap(), 0);
-        }
     });
 }

@@ -61,6 +61,10 @@ metrics! {
         "[ALPHA] EndpointSlice changes received and not yet in the kernel." [] Gauge::default;
     endpoint_changes: Counter = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
         "[ALPHA] EndpointSlice changes received." [] Counter::default;
+    iptables_partial_failures: Counter = "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total"
+        "[ALPHA] Writes of what changed to iptables that failed; everything was compared instead." ["ip_family"] Counter::default;
+    iptables_failures: Counter = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"
+        "[ALPHA] Writes to iptables that failed." ["ip_family"] Counter::default;
     last_queued: Gauge = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
         "[ALPHA] When a write to the kernel was last asked for." ["ip_family"] Gauge::default;
     last_synced: Gauge = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
@@ -90,6 +94,8 @@ metrics! {
         "Health-check node ports that could not be opened." ["ip_family"] Counter::default;
     check_listeners: Gauge = "portolan_health_check_listeners"
         "Health-check node ports that are open, by address." ["ip_family"] Gauge::default;
+    lock_wait: Histogram = "portolan_iptables_lock_wait_seconds"
+        "Waits for the lock that the users of iptables share." [] sync_buckets;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"

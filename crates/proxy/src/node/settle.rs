@@ -134,6 +134,34 @@ fn loopback_node_ports(config: &Config, checked: &Checked) -> bool {
         && (addresses.is_empty() || addresses.iter().any(includes))
 }
 
+/// Which addresses serve node ports. In iptables mode those on loopback are among them unless they are switched off, as
+/// in kube-proxy; elsewhere only where they are named.
+pub fn node_port_addresses(config: &Config, checked: &Checked) -> Box<[NodePortAddress]> {
+    let mut addresses = checked.node_port_addresses.to_vec();
+    if checked.mode != Mode::Iptables {
+        return addresses.into();
+    }
+    if loopback_node_ports(config, checked) {
+        if addresses.is_empty() {
+            addresses.push(NodePortAddress::All);
+        }
+        // In IPv4 only; the kernel cannot translate ::1.
+        let loopback = ipnet::Ipv4Net::new(std::net::Ipv4Addr::LOCALHOST, 8).map(|net| net.trunc());
+        addresses.extend(loopback.map(|net| NodePortAddress::Cidr(net.into())));
+    } else if config.iptables.localhost_node_ports != Some(true) {
+        let is_loopback = |entry: &NodePortAddress| match entry {
+            NodePortAddress::Localhost => true,
+            NodePortAddress::Cidr(cidr) => cidr.addr().is_loopback(),
+            NodePortAddress::Primary | NodePortAddress::All => false,
+        };
+        // An empty list would mean all.
+        if !addresses.iter().all(is_loopback) {
+            addresses.retain(|entry| !is_loopback(entry));
+        }
+    }
+    addresses.into()
+}
+
 /// Grants what can be granted, tells what it changed, and returns the rest.
 pub fn apply(sysctls: &Sysctls, wishes: &[Wish]) -> Vec<Refusal> {
     let mut refused = Vec::new();

@@ -99,6 +99,7 @@ pub struct Reconciler {
     /// Is told of every round.
     systemd: Arc<Systemd>,
     succession: Succession,
+    mode: Mode,
     /// What waits for a successful write.
     waiting: Waiting,
 }
@@ -150,6 +151,7 @@ impl Reconciler {
             tally: Tally::default(),
             systemd: Arc::default(),
             succession: Succession::None,
+            mode: Mode::Nftables,
             waiting: Waiting::default(),
         })
     }
@@ -161,7 +163,7 @@ impl Reconciler {
 
     /// Removes, once all is in force, what is no part of this mode.
     pub fn taking_over(self, mode: Mode) -> Reconciler {
-        Reconciler { succession: Succession::Ahead(mode), ..self }
+        Reconciler { succession: Succession::Ahead(mode), mode, ..self }
     }
 
     /// Runs until it is told to stop, or all senders are gone.
@@ -373,6 +375,13 @@ impl Reconciler {
         for warning in &applied.warnings {
             tracing::warn!("{warning}");
         }
+        let metrics = &self.ports.metrics;
+        for family in applied.fallbacks.iter() {
+            metrics.iptables_partial_failures.with(&[ip_family(*family)]).add(1);
+        }
+        if !applied.lock_wait.is_zero() {
+            metrics.lock_wait.with(&[]).observe(applied.lock_wait.as_secs_f64());
+        }
         self.observe(start, &changes);
         self.succeed(&changes);
         Ok(())
@@ -468,7 +477,12 @@ impl Reconciler {
     fn fail(&mut self, error: String, end: Instant) {
         self.complete = true;
         for family in self.ports.status.served() {
-            self.ports.metrics.nftables_failures.with(&[ip_family(family)]).add(1);
+            let metrics = &self.ports.metrics;
+            let failures = match self.mode {
+                Mode::Iptables => &metrics.iptables_failures,
+                Mode::Nftables | Mode::None => &metrics.nftables_failures,
+            };
+            failures.with(&[ip_family(family)]).add(1);
         }
         let retry_in = self.pacer.failed(end, chance());
         tracing::error!(%error, "cannot program the kernel, trying again");
