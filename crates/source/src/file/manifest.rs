@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::{
     endpoints::{self, ENDPOINTS},
+    plain::{self, Conversion},
     yaml,
 };
 use crate::{
@@ -157,7 +158,18 @@ impl ManifestParser<'_, '_> {
         while let Some((first, text)) = documents.next()? {
             json.clear();
             let converted = match std::str::from_utf8(text) {
-                Ok(text) => yaml::to_json(text, &mut json),
+                Ok(text) => match plain::to_json(text, &mut json) {
+                    Conversion::Object { has_items: false } => {
+                        self.object_or_list(
+                            List::default(),
+                            first + leading_lines(&json),
+                            json.trim_start().as_bytes(),
+                        );
+                        continue;
+                    }
+                    Conversion::Object { has_items: true } => Ok(()),
+                    Conversion::NotPlain => yaml::to_json(text, &mut json),
+                },
                 Err(error) => {
                     let line = 1 + text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
                     Err(yaml::YamlError { line, reason: "not UTF-8".into() })
@@ -303,6 +315,11 @@ impl List {
             _ => self.nameless.push((line, text.into())),
         }
     }
+}
+
+/// How many lines there are before the object begins.
+fn leading_lines(json: &str) -> usize {
+    json.bytes().take_while(|byte| *byte == b'\n').count()
 }
 
 fn describe(kind: &str, header: &Header) -> String {

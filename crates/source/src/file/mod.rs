@@ -20,6 +20,7 @@
 pub mod endpoints;
 mod manifest;
 mod notify;
+mod plain;
 mod scan;
 mod settle;
 mod store;

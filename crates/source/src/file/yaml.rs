@@ -214,7 +214,7 @@ fn is_tagged_text(tag: Option<&Tag>) -> bool {
 }
 
 /// A plain scalar as a JSON literal; none if it is text.
-fn plain(text: &str) -> Option<Cow<'_, str>> {
+pub(super) fn plain(text: &str) -> Option<Cow<'_, str>> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Some("null".into()),
         "true" | "True" | "TRUE" => return Some("true".into()),
@@ -254,7 +254,7 @@ fn is_json_number(text: &str) -> bool {
         && exponent.is_none_or(digits)
 }
 
-fn push_quoted(json: &mut String, text: &str) {
+pub(super) fn push_quoted(json: &mut String, text: &str) {
     json.push('"');
     let mut clean = 0;
     for (at, byte) in text.bytes().enumerate() {
