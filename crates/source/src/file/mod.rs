@@ -7,15 +7,14 @@
 //! to a file, or as a `List`; other kinds are passed over. Fields the API server would fill in may be missing,
 //! but `spec.clusterIP` must be given. A Service may name its endpoints itself: see [`endpoints`].
 //!
-//! Large sets are read about five times faster from JSON than from YAML.
-//!
-//! Files are followed. Each change is read when its file is closed or renamed into place, and only what differs
-//! is told.
+//! Files are followed. Each change is read as soon as its file is closed or renamed into place; that costs the file,
+//! not the folder. Only what differs is told. What the kernel gives no word of (a network file system, a link to
+//! elsewhere) is found by looking at the whole folder now and then.
 //!
 //! What is bad is reported with file, line and reason, and the rest is served. A file in which something cannot
 //! be used, or that has become empty, takes nothing back of what it gave before; a file that is deleted does. A
-//! folder that is away says nothing about its files. An object given twice counts once: the file whose name
-//! sorts first has it.
+//! file that is still open for writing is not read. A folder that is away says nothing about its files. An object
+//! given twice counts once: the file whose name sorts first has it.
 
 pub mod endpoints;
 mod manifest;
@@ -30,10 +29,13 @@ mod tests;
 mod watch_tests;
 mod yaml;
 
+#[cfg(test)]
+mod sequence_tests;
+
 use std::{
     collections::BTreeSet,
     fs::File,
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -46,8 +48,8 @@ use tokio::{sync::mpsc::Sender, time::Instant};
 use self::{
     manifest::ManifestScope,
     notify::Notifier,
-    scan::Stamp,
-    settle::{Desk, Notices},
+    scan::{Identity, Name, Stamp},
+    settle::{Desk, Notices, Verdict},
     store::{Outcome, Store},
 };
 use crate::{
@@ -57,13 +59,13 @@ use crate::{
 
 /// Reads all files once: what [`run`] would tell first. An error if `target` cannot be looked into.
 pub fn load(target: &Path, node_name: &str, problems: &Problems) -> io::Result<Vec<Update>> {
-    scan::scan(target)?;
     let mut reader = Reader::new(target.to_owned(), node_name.into());
     reader.patience = Duration::ZERO;
-    let look = reader.look(&Notices::default(), Instant::now(), problems);
-    match look.error {
+    let mut updates = Vec::new();
+    let notices = Notices { all: true, ..Notices::default() };
+    match reader.look(&notices, Instant::now(), problems, &mut |update| updates.push(update)).error {
         Some(error) => Err(error),
-        None => Ok(look.updates),
+        None => Ok(updates),
     }
 }
 
@@ -74,15 +76,19 @@ pub async fn run(target: PathBuf, node_name: Arc<str>, problems: Arc<Problems>, 
     let mut notifier = Notifier::new(&target);
     let mut reader = Some(Reader::new(target, node_name));
     let mut notices = Notices { all: true, ..Notices::default() };
-    loop {
+    while !out.is_closed() {
         // Armed before looking: what changes in between is noticed.
-        notifier.arm();
+        if notices.concern_all() || notices.files.is_empty() {
+            notices.all |= notifier.arm();
+        }
         let Some(mut owned) = reader.take() else {
             return;
         };
-        let problems = Arc::clone(&problems);
+        let (problems, out) = (Arc::clone(&problems), out.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            let look = owned.look(&notices, Instant::now(), &problems);
+            // Told one by one, as they are read: nothing else holds all of them. If nobody listens, the loop ends.
+            let mut tell = |update| drop(out.blocking_send(update));
+            let look = owned.look(&notices, Instant::now(), &problems, &mut tell);
             (owned, look)
         });
         // It fails only if the runtime is being shut down, or by a bug that has said what it is.
@@ -90,11 +96,6 @@ pub async fn run(target: PathBuf, node_name: Arc<str>, problems: Arc<Problems>, 
             return;
         };
         reader = Some(owned);
-        for update in look.updates {
-            if out.send(update).await.is_err() {
-                return;
-            }
-        }
         notices = notifier.wait(look.look_again).await;
     }
 }
@@ -109,7 +110,8 @@ pub(crate) fn read_bytes(path: &Path, mut bytes: &[u8]) {
     };
     // Reading from memory cannot fail.
     if let Ok(manifest) = manifest::read(path, &mut bytes, &mut scope) {
-        Store::default().replace(&path.into(), manifest, &mut |problem| drop(problem.to_string()));
+        let name = path.file_name().unwrap_or_default().into();
+        Store::default().replace(&name, manifest, &mut |_, problem| drop(problem.to_string()));
     }
 }
 
@@ -121,19 +123,38 @@ struct Reader {
     hasher: DefaultHashBuilder,
     desk: Desk,
     store: Store,
-    listed: bool,
-    first_look: Option<Instant>,
-    /// How long the first look waits for files that are being written.
+    /// The folder the files are in, as it was when it was last looked at as a whole.
+    folder: PathBuf,
+    identity: Identity,
+    progress: Progress,
+    /// How long the end of the first list waits for files that are being written.
     patience: Duration,
+    next_audit: Instant,
     /// That the folder cannot be looked into is said once, not on each attempt.
     away: bool,
+    /// What small files are read into.
+    buffer: Vec<u8>,
+}
+
+/// How far the first list is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Nothing has been told.
+    Silent,
+    /// Everything but what is still being written.
+    Listing {
+        since: Instant,
+    },
+    Listed,
 }
 
 struct Look {
-    updates: Vec<Update>,
     look_again: Instant,
     error: Option<io::Error>,
 }
+
+/// What takes the updates.
+type Tell<'a> = &'a mut dyn FnMut(Update);
 
 impl Reader {
     fn new(target: PathBuf, node_name: Arc<str>) -> Reader {
@@ -144,84 +165,148 @@ impl Reader {
             hasher: DefaultHashBuilder::default(),
             desk: Desk::default(),
             store: Store::default(),
-            listed: false,
-            first_look: None,
+            folder: PathBuf::new(),
+            identity: None,
+            progress: Progress::Silent,
             patience: PATIENCE,
+            next_audit: Instant::now(),
             away: false,
+            buffer: Vec::new(),
         }
     }
 
-    fn look(&mut self, notices: &Notices, now: Instant, problems: &Problems) -> Look {
-        let files = match scan::scan(&self.target) {
-            Ok(files) => files,
-            Err(error) => return self.away(error, now, problems),
+    /// Looks at the files that notices name or that are due; at all of them if there is reason to, or if it is time.
+    fn look(&mut self, notices: &Notices, now: Instant, problems: &Problems, tell: Tell<'_>) -> Look {
+        let is_partial = !notices.concern_all()
+            && self.progress != Progress::Silent
+            && !self.away
+            && now < self.next_audit;
+        let decided = if is_partial { self.look_at_some(notices, now) } else { None };
+        let (read, gone) = match decided {
+            Some(decided) => decided,
+            None => match self.look_at_all(notices, now) {
+                Ok(decided) => decided,
+                Err(error) => return self.away(error, now, problems),
+            },
         };
-        // A single file that was never there is not an empty one.
-        if !self.listed && files.is_empty() && !self.target.is_dir() {
-            return self.away(io::ErrorKind::NotFound.into(), now, problems);
-        }
         if std::mem::take(&mut self.away) {
             tracing::info!(path = %self.target.display(), "files can be read now");
         }
-        let first = *self.first_look.get_or_insert(now);
-        let notices = if self.listed { notices.clone() } else { Notices { all: true, ..Notices::default() } };
-        let decision = self.desk.look(&files, &notices, now);
-        let mut updates = Vec::new();
-        let mut to_read: BTreeSet<Arc<Path>> = decision.read.into_iter().collect();
-        for path in &decision.gone {
-            let outcome = self.store.remove(path);
-            updates.extend(outcome.updates);
+        if self.progress == Progress::Silent {
+            self.progress = Progress::Listing { since: now };
+            Kind::ALL.into_iter().for_each(|kind| tell(Update::Begin(kind)));
+        }
+        let mut to_read: BTreeSet<Name> = read.into_iter().collect();
+        for name in &gone {
+            let outcome = self.store.remove(name);
+            outcome.updates.into_iter().for_each(&mut *tell);
             to_read.extend(outcome.reread);
         }
-        let unsettled = self.read_all(to_read, &mut updates, problems);
-        // A file that is being written as we start may have what the kernel is serving: wait for it, but not
-        // for ever.
-        if !self.listed && (!unsettled || now >= first + self.patience) {
-            self.listed = true;
-            let begin = Kind::ALL.into_iter().map(Update::Begin);
-            let end = Kind::ALL.into_iter().map(Update::End);
-            updates = begin.chain(updates).chain(end).collect();
-        } else if !self.listed {
-            // Nothing has been told yet, so next time everything has to be read again.
-            (self.desk, self.store, updates) = (Desk::default(), Store::default(), Vec::new());
-        }
-        let soon = if self.listed { REGULAR } else { SOON };
-        let look_again = decision.look_again.unwrap_or(now + soon).min(now + soon);
-        Look { updates, look_again, error: None }
+        self.read_all(to_read, problems, tell);
+        self.finish_list(now, tell);
+        let pause = if self.progress == Progress::Listed { self.next_audit } else { now + SOON };
+        let look_again = self.desk.next_due().map_or(pause, |due| due.min(pause));
+        Look { look_again, error: None }
     }
 
-    /// Reads files, and those that have to be read because of what was in the first ones. True if one of them
-    /// changed while it was being read.
-    fn read_all(
-        &mut self,
-        mut paths: BTreeSet<Arc<Path>>,
-        updates: &mut Vec<Update>,
-        problems: &Problems,
-    ) -> bool {
-        let mut unsettled = false;
-        while let Some(path) = paths.pop_first() {
-            match self.read(&path, problems) {
-                Ok(Some(outcome)) => {
-                    updates.extend(outcome.updates);
-                    paths.extend(outcome.reread);
+    /// A file that is being written as we start may have what the kernel is serving: wait for it, but not for ever.
+    fn finish_list(&mut self, now: Instant, tell: Tell<'_>) {
+        if let Progress::Listing { since } = self.progress
+            && (self.desk.is_settled() || now >= since + self.patience)
+        {
+            self.progress = Progress::Listed;
+            Kind::ALL.into_iter().for_each(|kind| tell(Update::End(kind)));
+            self.desk.shrink();
+            self.store.shrink();
+        }
+    }
+
+    /// Which files to read and which are gone, of those that there is news of. Nothing if that cannot be told
+    /// without looking at all: the folder is no longer the same.
+    fn look_at_some(&mut self, notices: &Notices, now: Instant) -> Option<(Vec<Name>, Vec<Name>)> {
+        let is_ours = |name: &&std::ffi::OsString| match self.target == self.folder {
+            true => scan::is_manifest(Path::new(name)),
+            false => self.target.file_name() == Some(name),
+        };
+        let named = notices.files.keys().filter(is_ours);
+        let mut names: BTreeSet<Name> =
+            named.map(|name| self.desk.name(name).unwrap_or_else(|| name.as_os_str().into())).collect();
+        names.extend(self.desk.due(now).cloned());
+        let (mut read, mut gone) = (Vec::new(), Vec::new());
+        for name in names {
+            let stamp = scan::stamp(&self.folder.join(&*name));
+            if stamp.is_none() && scan::identity(&self.folder) != self.identity {
+                return None;
+            }
+            match self.desk.look(&name, stamp, notices, now) {
+                Verdict::Nothing => {}
+                Verdict::Read => read.push(name),
+                Verdict::Gone => gone.push(name),
+            }
+        }
+        Some((read, gone))
+    }
+
+    /// The same for all files. An error if the folder cannot be looked into.
+    fn look_at_all(&mut self, notices: &Notices, now: Instant) -> io::Result<(Vec<Name>, Vec<Name>)> {
+        let begun = Instant::now();
+        let scan = scan::scan(&self.target)?;
+        // A single file that was never there is not an empty one.
+        if self.progress == Progress::Silent && scan.files.is_empty() && scan.folder != self.target {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        (self.folder, self.identity) = (scan.folder, scan.identity);
+        let missing = self.desk.names().filter(|name| !scan.files.contains_key(*name)).cloned();
+        let missing: Vec<Name> = missing.collect();
+        let (mut read, mut gone) = (Vec::new(), Vec::new());
+        let there = scan.files.into_iter().map(|(name, stamp)| (name, Some(stamp)));
+        for (name, stamp) in there.chain(missing.into_iter().map(|name| (name, None))) {
+            match self.desk.look(&name, stamp, notices, now) {
+                Verdict::Nothing => {}
+                Verdict::Read => read.push(name),
+                Verdict::Gone => gone.push(name),
+            }
+        }
+        gone.sort_unstable();
+        self.next_audit = now + (begun.elapsed() * AUDIT_SHARE).clamp(REGULAR, SELDOM);
+        Ok((read, gone))
+    }
+
+    /// Reads files, and those that have to be read because of what was in the first ones.
+    fn read_all(&mut self, mut names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
+        while let Some(name) = names.pop_first() {
+            match self.read(&name, problems) {
+                Ok(outcome) => {
+                    outcome.updates.into_iter().for_each(&mut *tell);
+                    names.extend(outcome.reread);
                 }
-                Ok(None) => unsettled = true,
                 Err(error) => {
                     let mut problem = Problem::new("", "", Reason::Unreadable, error);
-                    problem.place = Some((path.to_path_buf(), 0));
+                    problem.place = Some((self.folder.join(&*name), 0));
                     problems.report(problem);
                     // It will not get better by being tried again: its state must change first.
-                    self.desk.give_up(&path);
+                    self.desk.give_up(&name);
                 }
             }
         }
-        unsettled
     }
 
-    /// Nothing if the file changed while it was being read: then it was half of one state and half of another.
-    fn read(&mut self, path: &Arc<Path>, problems: &Problems) -> io::Result<Option<Outcome>> {
-        let mut file = BufReader::with_capacity(64 << 10, File::open(path)?);
-        let before = Stamp::of(&file.get_ref().metadata()?);
+    /// Nothing comes out if the file changed while it was being read: then it was half of one state and half of
+    /// another, and will be read again.
+    fn read(&mut self, name: &Name, problems: &Problems) -> io::Result<Outcome> {
+        let path = self.folder.join(&**name);
+        let mut file = File::open(&path)?;
+        let metadata = file.metadata()?;
+        let before = Stamp::of(&metadata);
+        let small = usize::try_from(metadata.len()).ok().filter(|length| (1..=SMALL).contains(length));
+        if let Some(length) = small {
+            self.buffer.resize(length, 0);
+            let length = fill(&mut file, &mut self.buffer)?;
+            self.buffer.truncate(length);
+        }
+        let mut large = BufReader::with_capacity(if small.is_some() { 0 } else { CHUNK }, &file);
+        let mut whole = &self.buffer[..];
+        let text: &mut dyn BufRead = if small.is_some() { &mut whole } else { &mut large };
         let mut found = Vec::new();
         let mut scope = ManifestScope {
             interner: &mut self.interner,
@@ -229,14 +314,17 @@ impl Reader {
             hasher: &self.hasher,
             report: &mut |problem| found.push(problem),
         };
-        let manifest = manifest::read(path, &mut file, &mut scope)?;
-        if Stamp::of(&file.get_ref().metadata()?) != before {
-            return Ok(None);
+        let manifest = manifest::read(&path, text, &mut scope)?;
+        if Stamp::of(&file.metadata()?) != before {
+            return Ok(Outcome::default());
         }
-        self.desk.was_read(path, before);
-        let outcome = self.store.replace(path, manifest, &mut |problem| found.push(problem));
+        self.desk.was_read(name, before);
+        let outcome = self.store.replace(name, manifest, &mut |line, mut problem| {
+            problem.place = Some((path.clone(), line));
+            found.push(problem);
+        });
         found.into_iter().for_each(|problem| problems.report(problem));
-        Ok(Some(outcome))
+        Ok(outcome)
     }
 
     /// The folder cannot be looked into: all stays as it is.
@@ -246,12 +334,33 @@ impl Reader {
             problem.place = Some((self.target.clone(), 0));
             problems.report(problem);
         }
-        Look { updates: Vec::new(), look_again: now + SOON, error: Some(error) }
+        Look { look_again: now + SOON, error: Some(error) }
     }
 }
 
-/// How often the folder is looked at without cause; see `notify`.
+/// Reads until the buffer is full or the file ends.
+fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match file.read(&mut buffer[length..]) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+/// How often the folder is looked at without cause; see `notify`. A large one less often, so that it takes no more
+/// than a thousandth of a processor,
 const REGULAR: Duration = Duration::from_secs(5);
-/// The same while there is nothing yet to look at.
+const AUDIT_SHARE: u32 = 1000;
+/// but at least so often.
+const SELDOM: Duration = Duration::from_secs(60);
+/// The same while there is nothing yet to look at, or the first list is not finished.
 const SOON: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Files up to this size are read at once, others piece by piece.
+const SMALL: usize = 256 << 10;
+const CHUNK: usize = 64 << 10;

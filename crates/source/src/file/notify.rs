@@ -7,10 +7,9 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 use tokio::time::{Instant, timeout_at};
 
@@ -42,17 +41,19 @@ impl Notifier {
         Notifier { target: target.to_owned(), events, folder: PathBuf::new(), inner: None, outer: None }
     }
 
-    /// Watches the folders as they are now: they may have come, gone, or been replaced by others.
-    pub(super) fn arm(&mut self) {
+    /// Watches the folders as they are now: they may have come, gone, or been replaced by others. True if the
+    /// folder with the manifests is not the one that was watched.
+    pub(super) fn arm(&mut self) -> bool {
         let Some((_, watches)) = &mut self.events else {
-            return;
+            return false;
         };
         let is_folder = self.target.is_dir() || (!self.target.exists() && looks_like_folder(&self.target));
         self.folder = if is_folder { self.target.clone() } else { folder_of(&self.target).to_owned() };
         let outer_folder = folder_of(&self.folder);
-        let inner = add(watches, &self.folder, WatchMask::CLOSE_WRITE | WatchMask::MODIFY | FOLDER);
+        let inner = add(watches, &self.folder, FILES | FOLDER);
         // In a folder like /tmp this sees a lot that is not for us, but only comings and goings.
         let outer = if outer_folder == self.folder { None } else { add(watches, outer_folder, FOLDER) };
+        let is_another = self.inner != inner;
         for old in [self.inner.take(), self.outer.take()].into_iter().flatten() {
             if Some(&old) != inner.as_ref() && Some(&old) != outer.as_ref() {
                 // It fails if the kernel was faster, because the folder is gone.
@@ -60,20 +61,21 @@ impl Notifier {
             }
         }
         (self.inner, self.outer) = (inner, outer);
+        is_another
     }
 
-    /// Waits for notices, and a little more for those that belong with them; or until the deadline.
+    /// Waits for notices, and takes all there are; or until the deadline. There is no pause in which more could
+    /// come: what comes while files are being read is taken together afterwards.
     pub(super) async fn wait(&mut self, deadline: Instant) -> Notices {
         let mut notices = Notices::default();
-        let mut until = deadline;
-        let mut latest = None;
-        while let Ok(event) = timeout_at(until, self.next()).await {
-            if !self.take(event, &mut notices) {
-                continue;
+        while let Ok(event) = timeout_at(deadline, self.next()).await {
+            let mut matters = self.take(event, &mut notices);
+            while let Some(event) = self.next().now_or_never() {
+                matters |= self.take(event, &mut notices);
             }
-            let now = Instant::now();
-            let latest = *latest.get_or_insert(now + LONGEST);
-            until = (now + PAUSE).min(latest);
+            if matters {
+                break;
+            }
         }
         notices
     }
@@ -95,11 +97,11 @@ impl Notifier {
             self.events = None;
             return false;
         };
-        let swapped = EventMask::Q_OVERFLOW
-            | EventMask::DELETE_SELF
-            | EventMask::MOVE_SELF
-            | EventMask::IGNORED
-            | EventMask::UNMOUNT;
+        if event.mask.contains(EventMask::Q_OVERFLOW) {
+            notices.lost = true;
+            return true;
+        }
+        let swapped = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT;
         if event.mask.intersects(swapped) {
             notices.all = true;
             return true;
@@ -132,7 +134,12 @@ impl Notifier {
             // A file that was created will be closed; a link will not.
             if self.folder.join(&name).is_symlink() {
                 notices.settle(name);
+            } else {
+                notices.touch(name);
             }
+        } else if mask.contains(EventMask::ATTRIB) {
+            // It may have become readable.
+            notices.touch(name);
         } else {
             // Closed after writing, renamed, or deleted.
             notices.settle(name);
@@ -162,7 +169,4 @@ const FOLDER: WatchMask = WatchMask::CREATE
     .union(WatchMask::DELETE_SELF)
     .union(WatchMask::MOVE_SELF)
     .union(WatchMask::ONLYDIR);
-/// Changes that follow each other within this belong together,
-const PAUSE: Duration = Duration::from_millis(20);
-/// but after this the first of them has waited long enough.
-const LONGEST: Duration = Duration::from_millis(200);
+const FILES: WatchMask = WatchMask::CLOSE_WRITE.union(WatchMask::MODIFY).union(WatchMask::ATTRIB);

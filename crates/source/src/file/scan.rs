@@ -3,65 +3,95 @@
 //! Which manifest files there are, and in which state.
 
 use std::{
-    collections::BTreeMap,
+    ffi::OsStr,
     fs::{self, Metadata},
+    hash::{DefaultHasher, Hash, Hasher},
     io,
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
-/// Tells one state of a file from another. Symbolic links are followed, so one that is turned elsewhere counts.
+use hashbrown::HashMap;
+
+/// A file's name in its folder. All files are in one.
+pub(super) type Name = Arc<OsStr>;
+
+/// Tells one state of a file from another: a hash of device, inode, length and times. Symbolic links are followed,
+/// so one that is turned elsewhere counts. So do permissions: a file that could not be read is then tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
-    device: u64,
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
-    /// Also moves when permissions do: a file that could not be read is then tried again.
-    changed: (i64, i64),
-}
+pub(super) struct Stamp(u64);
 
 impl Stamp {
     pub(super) fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            length: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
+        let mut hasher = DefaultHasher::new();
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        (metadata.dev(), metadata.ino(), metadata.len(), modified, changed).hash(&mut hasher);
+        Stamp(hasher.finish())
     }
 }
 
-pub(super) type Files = BTreeMap<Arc<Path>, Stamp>;
+#[cfg(test)]
+impl From<u64> for Stamp {
+    fn from(number: u64) -> Stamp {
+        Stamp(number)
+    }
+}
+
+/// What there is.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// The folder the files are in, and which one that is: another may be put in its place.
+    pub folder: PathBuf,
+    pub identity: Identity,
+    pub files: HashMap<Name, Stamp>,
+}
+
+/// Device and inode of a folder.
+pub(super) type Identity = Option<(u64, u64)>;
+
+/// Which folder is at this path.
+pub(super) fn identity(folder: &Path) -> Identity {
+    let metadata = fs::metadata(folder).ok()?;
+    metadata.is_dir().then(|| (metadata.dev(), metadata.ino()))
+}
+
+/// The state of one file, or nothing if it is not there.
+pub(super) fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.is_file().then(|| Stamp::of(&metadata))
+}
 
 /// The manifests of `target`, a file or a folder. An error if the folder (for a file: the folder it should be
 /// in) cannot be looked into: then nothing is known about files, not even that they are gone.
-pub(super) fn scan(target: &Path) -> io::Result<Files> {
-    let mut files = Files::new();
-    match fs::metadata(target) {
-        Ok(metadata) if metadata.is_dir() => {
-            for entry in fs::read_dir(target)? {
-                let path = entry?.path();
-                // One that goes while we look is gone; a link that leads nowhere is not there.
-                if is_manifest(&path)
-                    && let Ok(metadata) = fs::metadata(&path)
-                    && metadata.is_file()
-                {
-                    files.insert(path.into(), Stamp::of(&metadata));
-                }
-            }
-        }
-        Ok(metadata) => {
-            files.insert(target.into(), Stamp::of(&metadata));
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !looks_like_folder(target) => {
-            fs::read_dir(folder_of(target))?;
-        }
+pub(super) fn scan(target: &Path) -> io::Result<Scan> {
+    let is_folder = match fs::metadata(target) {
+        Ok(metadata) => metadata.is_dir(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !looks_like_folder(target) => false,
         Err(error) => return Err(error),
+    };
+    let folder = if is_folder { target } else { folder_of(target) };
+    let mut scan = Scan { folder: folder.to_owned(), identity: identity(folder), files: HashMap::new() };
+    let entries = fs::read_dir(folder)?;
+    if !is_folder {
+        let name = target.file_name().unwrap_or_default();
+        // Named by the operator, so it may also be a pipe.
+        let found = fs::metadata(target).ok().filter(|metadata| !metadata.is_dir());
+        scan.files.extend(found.map(|metadata| (name.into(), Stamp::of(&metadata))));
+        return Ok(scan);
     }
-    Ok(files)
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        // One that goes while we look is gone; a link that leads nowhere is not there.
+        if is_manifest(Path::new(&name))
+            && let Some(stamp) = stamp(&entry.path())
+        {
+            scan.files.insert(name.into(), stamp);
+        }
+    }
+    Ok(scan)
 }
 
 /// `*.yaml`, `*.yml`, `*.json`, and no hidden file: editors keep their drafts in such.
@@ -101,15 +131,16 @@ mod tests {
         }
         fs::create_dir(folder.path().join("h.yaml")).unwrap();
         std::os::unix::fs::symlink("nowhere", folder.path().join("i.yaml")).unwrap();
-        let files = scan(folder.path()).unwrap();
-        let names: Vec<_> = files.keys().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+        let files = scan(folder.path()).unwrap().files;
+        let mut names: Vec<_> = files.keys().map(|name| name.to_str().unwrap()).collect();
+        names.sort_unstable();
         assert_eq!(names, ["a.yaml", "b.yml", "c.JSON"]);
     }
 
     #[test]
     fn a_missing_file_is_known_to_be_missing_and_a_missing_folder_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(scan(&folder.path().join("a.yaml")).unwrap(), Files::new());
+        assert_eq!(scan(&folder.path().join("a.yaml")).unwrap().files.len(), 0);
         assert!(scan(&folder.path().join("manifests")).is_err());
         assert!(scan(&folder.path().join("manifests/a.yaml")).is_err());
     }
@@ -121,9 +152,9 @@ mod tests {
         fs::write(path("one"), "x").unwrap();
         fs::write(path("two"), "x").unwrap();
         std::os::unix::fs::symlink("one", path("a.yaml")).unwrap();
-        let before = scan(&path("a.yaml")).unwrap();
+        let before = scan(&path("a.yaml")).unwrap().files;
         fs::remove_file(path("a.yaml")).unwrap();
         std::os::unix::fs::symlink("two", path("a.yaml")).unwrap();
-        assert_ne!(before, scan(&path("a.yaml")).unwrap());
+        assert_ne!(before, scan(&path("a.yaml")).unwrap().files);
     }
 }

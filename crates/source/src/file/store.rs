@@ -4,26 +4,48 @@
 //!
 //! If two files give one object, the file whose name sorts first has it.
 
-use std::{path::Path, sync::Arc};
+use std::hash::BuildHasher;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
 use model::Update;
 
-use super::manifest::{Manifest, ObjectKey};
+use super::{
+    manifest::{Found, Manifest, ObjectKey},
+    scan::Name,
+};
 use crate::problem::{Problem, Reason};
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    objects: HashMap<ObjectKey, Object>,
-    files: HashMap<Arc<Path>, HashSet<ObjectKey>>,
+    files: HashMap<Name, u32>,
+    /// By the numbers in `files`; those in `free` are nobody's.
+    shelves: Vec<Shelf>,
+    free: Vec<u32>,
+    /// Where each object is claimed. An object that several files give has several places.
+    places: HashTable<Place>,
+    hasher: DefaultHashBuilder,
 }
 
+/// What one file gives.
 #[derive(Debug)]
-struct Object {
-    /// All files that give it, with the hash of what each gives; sorted by name, hardly ever more than one.
-    claims: Vec<(Arc<Path>, u64)>,
-    /// Which of the claims was handed on last.
-    served: Option<(Arc<Path>, u64)>,
+struct Shelf {
+    name: Name,
+    claims: Box<[Claim]>,
+}
+
+#[derive(Clone, Debug)]
+struct Claim {
+    key: ObjectKey,
+    hash: u64,
+    /// It was handed on, and not that of another file since.
+    served: bool,
+}
+
+/// A claim: the file's number, and the claim's place among those of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    file: u32,
+    at: u32,
 }
 
 /// What follows from a change.
@@ -32,91 +54,159 @@ pub(super) struct Outcome {
     pub updates: Vec<Update>,
     /// Files whose objects are wanted now that another file no longer gives them: read them again, and
     /// [`Store::replace`] them.
-    pub reread: HashSet<Arc<Path>>,
+    pub reread: HashSet<Name>,
 }
 
 impl Store {
     /// Puts what a file says now in place of what it said before. If not all of the file could be used,
-    /// nothing it said before is taken back.
+    /// nothing it said before is taken back. `report` is called with the line and the problem.
     pub(super) fn replace(
         &mut self,
-        path: &Arc<Path>,
+        name: &Name,
         manifest: Manifest,
-        report: &mut dyn FnMut(Problem),
+        report: &mut dyn FnMut(usize, Problem),
     ) -> Outcome {
         let mut outcome = Outcome::default();
+        let file = self.number(name);
         let mut said = HashSet::with_capacity(manifest.found.len());
-        for found in manifest.found {
-            let duplicate = |other: &Path| {
-                let mut problem =
-                    Problem::new(found.key.describe(), "", Reason::DuplicateObject, other.display());
-                problem.place = Some((path.to_path_buf(), found.line));
-                problem
-            };
-            if !said.insert(found.key.clone()) {
-                report(duplicate(path));
+        let mut claims = Vec::with_capacity(manifest.found.len());
+        for Found { key, update, hash, line } in manifest.found {
+            let duplicate =
+                |other: &Name| Problem::new(key.describe(), "", Reason::DuplicateObject, other.display());
+            if !said.insert(key.clone()) {
+                report(line, duplicate(name));
                 continue;
             }
-            let object =
-                self.objects.entry(found.key.clone()).or_insert(Object { claims: Vec::new(), served: None });
-            match object.claims.binary_search_by(|(claimant, _)| claimant.cmp(path)) {
-                Ok(at) => object.claims[at].1 = found.hash,
-                Err(at) => object.claims.insert(at, (Arc::clone(path), found.hash)),
-            }
-            if object.claims[0].0 != *path {
-                report(duplicate(&object.claims[0].0));
+            let claimed = self.places_of(&key);
+            let first = claimed.iter().map(|place| self.name_of(*place)).min().filter(|first| *first < name);
+            if let Some(first) = first {
+                report(line, duplicate(first));
+                claims.push(Claim { key, hash, served: false });
                 continue;
             }
-            let changed = object.served.as_ref().is_none_or(|(_, hash)| *hash != found.hash);
-            object.served = Some((Arc::clone(path), found.hash));
-            if changed {
-                outcome.updates.push(found.update);
+            let mut served = None;
+            for place in claimed {
+                let claim = self.claim_mut(place);
+                if std::mem::take(&mut claim.served) {
+                    served = Some(claim.hash);
+                }
             }
+            if served != Some(hash) {
+                outcome.updates.push(update);
+            }
+            claims.push(Claim { key, hash, served: true });
         }
-        let before = self.files.remove(path).unwrap_or_default();
-        let missing: Vec<_> = before.into_iter().filter(|key| !said.contains(key)).collect();
+        let before = std::mem::take(&mut self.shelves[file as usize].claims);
+        self.forget(file, &before);
+        let missing = before.into_iter().filter(|claim| !said.contains(&claim.key));
         // An empty file is rarely meant: it is what a writer leaves who has only got as far as truncating it.
-        let emptied = manifest.documents == 0;
-        if manifest.complete && !emptied {
-            self.release(path, missing, &mut outcome);
+        if manifest.complete && manifest.documents > 0 {
+            self.release(missing.collect(), &mut outcome);
         } else {
-            if !missing.is_empty() {
-                let mut problem = Problem::new("", "", Reason::Kept, "");
-                problem.place = Some((path.to_path_buf(), 0));
-                report(problem);
+            let found = claims.len();
+            claims.extend(missing);
+            if claims.len() > found {
+                report(0, Problem::new("", "", Reason::Kept, ""));
             }
-            said.extend(missing);
         }
-        self.files.insert(Arc::clone(path), said);
+        self.keep(file, claims.into());
         outcome
     }
 
     /// Takes back all that a file said.
-    pub(super) fn remove(&mut self, path: &Arc<Path>) -> Outcome {
+    pub(super) fn remove(&mut self, name: &Name) -> Outcome {
         let mut outcome = Outcome::default();
-        let said = self.files.remove(path).unwrap_or_default();
-        self.release(path, said.into_iter().collect(), &mut outcome);
+        if let Some(file) = self.files.remove(name) {
+            let claims = std::mem::take(&mut self.shelves[file as usize].claims);
+            self.forget(file, &claims);
+            self.free.push(file);
+            self.release(claims.into_vec(), &mut outcome);
+        }
         outcome
     }
 
-    fn release(&mut self, path: &Arc<Path>, mut keys: Vec<ObjectKey>, outcome: &mut Outcome) {
-        // A set has no order of its own; what is sent should have one.
-        keys.sort_unstable();
-        for key in keys {
-            let Some(object) = self.objects.get_mut(&key) else {
-                continue;
-            };
-            object.claims.retain(|(claimant, _)| claimant != path);
-            match object.claims.first() {
-                None => {
-                    self.objects.remove(&key);
-                    outcome.updates.push(key.gone());
+    /// Frees what was only needed for growing.
+    pub(super) fn shrink(&mut self) {
+        let Store { files, shelves, places, hasher, .. } = self;
+        files.shrink_to_fit();
+        shelves.shrink_to_fit();
+        places.shrink_to_fit(|place| {
+            hasher.hash_one(&shelves[place.file as usize].claims[place.at as usize].key)
+        });
+    }
+
+    fn number(&mut self, name: &Name) -> u32 {
+        if let Some(file) = self.files.get(name) {
+            return *file;
+        }
+        let shelf = Shelf { name: name.clone(), claims: Box::default() };
+        let file = match self.free.pop() {
+            Some(file) => {
+                self.shelves[file as usize] = shelf;
+                file
+            }
+            None => {
+                self.shelves.push(shelf);
+                // Four billion files do not fit into a folder.
+                (self.shelves.len() - 1) as u32
+            }
+        };
+        self.files.insert(name.clone(), file);
+        file
+    }
+
+    fn name_of(&self, place: Place) -> &Name {
+        &self.shelves[place.file as usize].name
+    }
+
+    fn claim(&self, place: Place) -> &Claim {
+        &self.shelves[place.file as usize].claims[place.at as usize]
+    }
+
+    fn claim_mut(&mut self, place: Place) -> &mut Claim {
+        &mut self.shelves[place.file as usize].claims[place.at as usize]
+    }
+
+    /// Hardly ever more than one.
+    fn places_of(&self, key: &ObjectKey) -> Vec<Place> {
+        let places = self.places.iter_hash(self.hasher.hash_one(key));
+        places.filter(|place| self.claim(**place).key == *key).copied().collect()
+    }
+
+    fn keep(&mut self, file: u32, claims: Box<[Claim]>) {
+        self.shelves[file as usize].claims = claims;
+        let Store { shelves, places, hasher, .. } = self;
+        let key = |place: &Place| &shelves[place.file as usize].claims[place.at as usize].key;
+        for at in 0..shelves[file as usize].claims.len() as u32 {
+            let place = Place { file, at };
+            places.insert_unique(hasher.hash_one(key(&place)), place, |place| hasher.hash_one(key(place)));
+        }
+    }
+
+    fn forget(&mut self, file: u32, claims: &[Claim]) {
+        for (at, claim) in claims.iter().enumerate() {
+            let place = Place { file, at: at as u32 };
+            if let Ok(entry) =
+                self.places.find_entry(self.hasher.hash_one(&claim.key), |known| *known == place)
+            {
+                entry.remove();
+            }
+        }
+    }
+
+    /// What becomes of objects that a file gave and no longer gives.
+    fn release(&mut self, mut claims: Vec<Claim>, outcome: &mut Outcome) {
+        claims.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        for Claim { key, .. } in claims {
+            let heirs = self.places_of(&key);
+            // Not only if this claim was the one that is served: the heir of that one may be going as well.
+            let is_served = heirs.iter().any(|place| self.claim(*place).served);
+            match heirs.into_iter().map(|place| self.name_of(place)).min() {
+                None => outcome.updates.push(key.gone()),
+                Some(heir) if !is_served => {
+                    outcome.reread.insert(heir.clone());
                 }
-                Some((heir, _)) => {
-                    if object.served.as_ref().is_some_and(|(claimant, _)| claimant == path) {
-                        outcome.reread.insert(Arc::clone(heir));
-                    }
-                }
+                Some(_) => {}
             }
         }
     }
@@ -124,13 +214,28 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use hashbrown::DefaultHashBuilder;
+    use std::{ffi::OsStr, path::Path};
 
     use super::*;
     use crate::{
         file::manifest::{self, ManifestScope},
         intern::Interner,
     };
+
+    impl Store {
+        /// Every claim has its place, and at most one of those for an object is served.
+        fn check(&self) {
+            let claims: usize =
+                self.files.values().map(|file| self.shelves[*file as usize].claims.len()).sum();
+            assert_eq!(self.places.len(), claims);
+            for claim in self.shelves.iter().flat_map(|shelf| &shelf.claims) {
+                let places = self.places_of(&claim.key);
+                let served =
+                    |place: &Place| self.shelves[place.file as usize].claims[place.at as usize].served;
+                assert!(!places.is_empty() && places.into_iter().filter(served).count() <= 1);
+            }
+        }
+    }
 
     #[derive(Default)]
     struct Bench {
@@ -143,21 +248,23 @@ mod tests {
     impl Bench {
         /// What is sent on when the file has this content; `name=address` for each Service, `-name` if gone.
         fn write(&mut self, path: &str, text: &str) -> (Vec<String>, usize) {
-            let path: Arc<Path> = Path::new(path).into();
+            let name: Name = OsStr::new(path).into();
             let mut scope = ManifestScope {
                 interner: &mut self.interner,
                 node_name: "worker-1",
                 hasher: &self.hasher,
                 report: &mut |problem| self.problems.push(problem.reason),
             };
-            let manifest = manifest::read(&path, &mut text.as_bytes(), &mut scope).unwrap();
+            let manifest = manifest::read(Path::new(path), &mut text.as_bytes(), &mut scope).unwrap();
             let outcome =
-                self.store.replace(&path, manifest, &mut |problem| self.problems.push(problem.reason));
+                self.store.replace(&name, manifest, &mut |_, problem| self.problems.push(problem.reason));
+            self.store.check();
             (text_of(&outcome.updates), outcome.reread.len())
         }
 
         fn remove(&mut self, path: &str) -> (Vec<String>, usize) {
-            let outcome = self.store.remove(&Path::new(path).into());
+            let outcome = self.store.remove(&OsStr::new(path).into());
+            self.store.check();
             (text_of(&outcome.updates), outcome.reread.len())
         }
     }
@@ -190,7 +297,7 @@ mod tests {
         assert_eq!(bench.write("x.yaml", &(service("a", "10.0.0.9") + &b)), updates(&["a=10.0.0.9"]));
         assert_eq!(bench.write("x.yaml", &b), updates(&["-a"]));
         assert_eq!(bench.remove("x.yaml"), updates(&["-b"]));
-        assert_eq!((bench.store.objects.len(), bench.problems), (0, vec![]));
+        assert_eq!((bench.store.places.len(), bench.problems), (0, vec![]));
     }
 
     #[test]
@@ -222,6 +329,18 @@ mod tests {
         assert_eq!(bench.write("m.yaml", &service("a", "10.0.0.1")), updates(&["a=10.0.0.1"]));
         assert_eq!(bench.remove("z.yaml"), updates(&[]));
         assert_eq!(bench.remove("m.yaml"), updates(&["-a"]));
+    }
+
+    #[test]
+    fn an_heir_that_goes_as_well_passes_it_on() {
+        let mut bench = Bench::default();
+        let nothing = "kind: ConfigMap\nmetadata: {name: x}\n";
+        for (path, ip) in [("a.yaml", "10.0.0.1"), ("b.yaml", "10.0.0.1"), ("c.yaml", "10.0.0.2")] {
+            bench.write(path, &service("s", ip));
+        }
+        assert_eq!(bench.write("a.yaml", nothing), (vec![], 1));
+        assert_eq!(bench.write("b.yaml", nothing), (vec![], 1));
+        assert_eq!(bench.write("c.yaml", &service("s", "10.0.0.2")), updates(&["s=10.0.0.2"]));
     }
 
     #[test]
