@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
@@ -40,6 +40,11 @@ impl Daemon {
     /// The next start runs this program, as after an upgrade.
     pub fn upgrade(&mut self, program: PathBuf) {
         self.program = program;
+    }
+
+    /// The program it runs.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// What it has logged so far, in all its runs.

@@ -8,6 +8,7 @@
 //! - `daemon`: the program under test
 //! - [`load`]: traffic that goes on while something happens, and the count of what suffered
 //! - `manifest`: the objects
+//! - [`rival`]: the real kube-proxy
 //! - `traffic`: questions and what is expected of the answers
 //! - [`Stage`]: all of them together
 //!
@@ -20,6 +21,7 @@ mod control;
 mod daemon;
 pub mod load;
 pub mod manifest;
+pub mod rival;
 mod traffic;
 
 use std::{
@@ -46,6 +48,8 @@ pub struct Stage {
     pub daemon: Daemon,
     pub control: Control,
     pub lab: Lab,
+    /// Where the programs of Kubernetes are.
+    pub tools: PathBuf,
     _state: TempDir,
 }
 
@@ -65,12 +69,18 @@ impl Stage {
             Control::start(&tools, state.path().join("control"), node.try_clone().expect("a handle"));
         control.create(&manifest::node());
         let daemon = Daemon::new(program, node, state.path().to_owned());
-        Some(Stage { daemon, control, lab, _state: state })
+        Some(Stage { daemon, control, lab, tools, _state: state })
     }
 
     /// Where a test may write files.
     pub fn state(&self) -> &Path {
         self._state.path()
+    }
+
+    /// Another daemon on node-a that does not run.
+    pub fn idle_daemon(&self) -> Daemon {
+        let node = self.lab.netns("node-a").and_then(|netns| Ok(netns.try_clone()?)).expect("node-a");
+        Daemon::new(self.daemon.program().to_owned(), node, self.state().to_owned())
     }
 
     /// Starts the daemon with this kubeconfig.

@@ -112,7 +112,11 @@ impl<'scope> Load<'scope> {
         let all = load.threads.len() as u64;
         eventually("the load begins", || match ready.load(Ordering::Relaxed) {
             ready if ready == all => Ok(()),
-            ready => Err(format!("{ready} of {all} parts; {:?}", load.counts().failures)),
+            ready => {
+                let failures = load.counts().failures.clone();
+                assert!(failures.is_empty(), "the load cannot begin: {:?}", failures[0]);
+                Err(format!("{ready} of {all} parts"))
+            }
         });
         load
     }

@@ -60,6 +60,16 @@ fn present(family: Family) -> Vec<Table> {
     [Table::Filter, Table::Nat, Table::Mangle].into_iter().filter(is_there).collect()
 }
 
+/// Whether kube-proxy's rules are here.
+pub(super) fn serves(family: Family) -> bool {
+    let Ok(mut tools) = xtables::find_variant(&xtables::SEARCH, Variant::Legacy) else { return false };
+    let mut found = false;
+    let outcome = tools.save(family, Table::Nat, &mut |line| {
+        found |= rule(line).is_some_and(|(from, _)| from == crate::names::xt::SERVICES);
+    });
+    found && outcome.is_ok()
+}
+
 /// Removes them from one table, in one commit.
 pub(crate) fn remove_from(
     tools: &mut dyn Tables,

@@ -23,10 +23,10 @@ mod tests;
 use std::collections::BTreeMap;
 
 use model::Family;
-use netlink::nft::Nft;
+use netlink::nft::{Nft, TableRef};
 
 pub(crate) use self::legacy::remove_from;
-use crate::{Mode, names, xtables::leftovers as chains};
+use crate::{Mode, names, nftables::wire, xtables::leftovers as chains};
 
 /// What became of it. Each part is sentences, or names of things, for the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,6 +53,52 @@ impl Report {
     }
 }
 
+/// When to [`withdraw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Family by family, where kube-proxy serves.
+    Relieved,
+    /// Whoever serves.
+    Now,
+}
+
+/// Removes our own tables and nothing else: the last step when another proxy has taken over. (In iptables mode our
+/// chains are kube-proxy's, which takes them over where they are.)
+///
+/// The kernel translates packets, those of open connections too, only as long as a family has any chain for it. So our
+/// table stays until kube-proxy has written its own.
+pub fn withdraw(when: When) -> Report {
+    let mut report = Report::default();
+    let mut nft = match Nft::open() {
+        Ok(nft) => nft,
+        Err(error) => {
+            report.failed.push(format!("tables of nftables: {error}"));
+            return report;
+        }
+    };
+    for family in Family::BOTH {
+        let ours = TableRef { family: wire(family), name: names::TABLE };
+        match nft.chains(ours) {
+            Ok(chains) if chains.is_empty() => {}
+            Ok(_) if when == When::Now || nft::serves(&mut nft, family) || legacy::serves(family) => {
+                nft::remove_table(&mut nft, family, names::TABLE, &mut report);
+            }
+            Ok(_) => report.failed.push(format!(
+                "table {} {} stays, as kube-proxy has not written its rules for this family: wait until it has",
+                ours.family, ours.name
+            )),
+            Err(error) => report.failed.push(format!("table {} {}: {error}", ours.family, ours.name)),
+        }
+    }
+    report
+}
+
+fn remove_own(nft: &mut Nft, report: &mut Report) {
+    for family in Family::BOTH {
+        nft::remove_table(nft, family, names::TABLE, report);
+    }
+}
+
 /// Removes all that is not part of the mode `own`; with `None` all of every mode. In the network namespace of this
 /// thread. Goes on after errors.
 pub fn remove(own: Option<Mode>) -> Report {
@@ -69,9 +115,7 @@ pub fn remove(own: Option<Mode>) -> Report {
             nft::remove_chains(&mut nft, &is_doomed, &mut report);
             nft::remove_kube_proxy(&mut nft, &mut report);
             if own != Some(Mode::Nftables) {
-                for family in Family::BOTH {
-                    nft::remove_table(&mut nft, family, names::TABLE, &mut report);
-                }
+                remove_own(&mut nft, &mut report);
             }
         }
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),

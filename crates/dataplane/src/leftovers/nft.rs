@@ -15,7 +15,7 @@ use super::{
     Report,
     fate::{self, Jump},
 };
-use crate::{nftables::wire, xtables::Table};
+use crate::{names::xt, nftables::wire, xtables::Table};
 
 /// The table of kube-proxy's nftables mode.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -38,6 +38,15 @@ pub(super) fn remove_kube_proxy<T: Transport>(nft: &mut Nft<T>, report: &mut Rep
     for family in Family::BOTH {
         remove_table(nft, family, KUBE_PROXY, report);
     }
+}
+
+/// Whether kube-proxy's rules are here, in its own table or by the nft variant of iptables.
+pub(super) fn serves<T: Transport>(nft: &mut Nft<T>, family: Family) -> bool {
+    let family = wire(family);
+    let own = nft.chains(TableRef { family, name: KUBE_PROXY }).is_ok_and(|chains| !chains.is_empty());
+    let by_iptables = nft.rules_of(TableRef { family, name: "nat" }, xt::SERVICES);
+    // The chain alone comes before what is in it.
+    own || by_iptables.is_ok_and(|rules| !rules.is_empty())
 }
 
 /// Removes the doomed chains of the tables that iptables keeps here.

@@ -7,6 +7,7 @@ pub mod demo;
 pub mod dump;
 pub mod plan;
 pub mod serve;
+pub mod withdraw;
 
 use std::{io::Write as _, path::Path, process::ExitCode};
 
@@ -25,6 +26,7 @@ pub fn run(args: &[String]) -> ExitCode {
         Some("demo") => demo::run(&args[1..]),
         Some("plan") => plan::run(&args[1..]),
         Some("dump") => dump::run(&args[1..]),
+        Some("withdraw") => withdraw::run(&args[1..]),
         _ => daemon(args),
     }
 }

@@ -211,6 +211,7 @@ pub fn help() -> String {
          portolan dump [flags]          print what the kernel holds\n  \
          portolan check-config FILE     say what is wrong with a configuration, and what it would change\n  \
          portolan check-node [flags]    say what on this node will get in the way, and what to do\n  \
+         portolan withdraw [--now]      remove only our own tables, once kube-proxy serves\n  \
          portolan demo [--seconds N]    show it at work in a cluster of network namespaces (as root)\n\n\
          Flags:\n{}",
         usage(table::FLAGS)

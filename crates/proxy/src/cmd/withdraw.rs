@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `portolan withdraw`: the last step of a hand-back to kube-proxy.
+
+use std::process::ExitCode;
+
+use dataplane::leftovers::{self, When};
+
+use super::{print, say, usage_error};
+use crate::claim::Claim;
+
+/// Removes Portolan's own tables, and leaves alone what kube-proxy has written beside them. Without `--now` only where
+/// kube-proxy has written something.
+pub fn run(args: &[String]) -> ExitCode {
+    let when = match args {
+        [] => When::Relieved,
+        [flag] if flag == "--now" => When::Now,
+        _ => return usage_error(&format!("withdraw takes nothing but --now, got {args:?}")),
+    };
+    let _claim = match Claim::stake() {
+        Ok(claim) => claim,
+        Err(holder) => {
+            return say(&format!("portolan runs on this node ({holder}); stop it first"));
+        }
+    };
+    let report = leftovers::withdraw(when);
+    for thing in &report.removed {
+        print(&format!("removed {thing}\n"));
+    }
+    match report.failed.as_slice() {
+        [] => ExitCode::SUCCESS,
+        failed => say(&format!("not everything could be removed: {}", failed.join("; "))),
+    }
+}
