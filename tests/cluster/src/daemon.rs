@@ -3,6 +3,7 @@
 //! The program under test, on node-a.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
@@ -132,6 +133,11 @@ impl Daemon {
 
     /// The status code and body of a GET on node-a's loopback.
     pub fn get(&self, port: u16, path: &str) -> Result<(u16, String), String> {
+        self.ask(port, path).map(|(code, _, body)| (code, body))
+    }
+
+    /// The same with the headers, in order of their names, which are in lower case.
+    pub fn ask(&self, port: u16, path: &str) -> Result<(u16, BTreeMap<String, String>, String), String> {
         let fetch = || {
             let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
             connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -145,7 +151,9 @@ impl Daemon {
         let (head, body) = answer.split_once("\r\n\r\n").ok_or("an answer without a head")?;
         let code =
             head.split(' ').nth(1).and_then(|word| word.parse().ok()).ok_or("an answer without a code")?;
-        Ok((code, body.to_owned()))
+        let headers = head.lines().skip(1).filter_map(|line| line.split_once(':'));
+        let headers = headers.map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()));
+        Ok((code, headers.collect(), body.to_owned()))
     }
 
     /// What the kernel holds, without what traffic and time change in it.

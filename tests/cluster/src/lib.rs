@@ -72,6 +72,19 @@ impl Stage {
         Some(Stage { daemon, control, lab, tools, _state: state })
     }
 
+    /// The real kube-proxy on node-a, not started yet. `None`, with a line that says so, where it was not built.
+    pub fn kube_proxy(&self) -> Option<Daemon> {
+        let program = folder("PORTOLAN_CLUSTER_TOOLS_DIR")?.join("kube-proxy");
+        if !program.exists() {
+            println!("skipped: there is no kube-proxy; `tools/cluster/build kube-proxy` builds it");
+            return None;
+        }
+        let folder = self.state().join("kube-proxy");
+        std::fs::create_dir_all(&folder).expect("a folder can be made");
+        let node = self.lab.netns("node-a").and_then(|netns| Ok(netns.try_clone()?));
+        Some(Daemon::new(program, node.expect("node-a is in the lab"), folder))
+    }
+
     /// Where a test may write files.
     pub fn state(&self) -> &Path {
         self._state.path()

@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
 use hyper::{
     HeaderMap, Method, Response, StatusCode,
     body::{Body, Frame, Incoming, SizeHint},
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use super::{
+    event,
     log::{Credential, Request, parse_query},
     mischief::{Mischief, Verb},
     pump::Pump,
@@ -41,7 +43,19 @@ pub(super) async fn answer(
 ) -> Result<Response<Answer>, HungUp> {
     let asked = read(&request, certificate.is_some());
     let place = shared.note(asked.clone());
-    let result = respond(&shared, &asked, request.method(), certificate).await;
+    let result = match event::namespace(&asked.path).filter(|_| request.method() == Method::POST) {
+        Some(namespace) if shared.admits(&asked.credential, certificate) => {
+            let body = request.into_body().collect().await.map_err(|_| HungUp)?.to_bytes();
+            Ok(match event::take(&shared, namespace, &body) {
+                Ok(event) => {
+                    let body = event.to_string().into();
+                    whole(StatusCode::CREATED, Encoding::Json.content_type(), body)
+                }
+                Err(refusal) => refuse(Encoding::Json, &refusal),
+            })
+        }
+        _ => respond(&shared, &asked, request.method(), certificate).await,
+    };
     if let Ok(response) = &result {
         shared.note_status(place, response.status().as_u16());
     }

@@ -17,6 +17,7 @@
 
 mod answer;
 mod door;
+mod event;
 mod log;
 mod mischief;
 mod pump;
@@ -213,6 +214,16 @@ impl ApiServer {
 
     pub fn forget_requests(&self) {
         self.shared.log().clear();
+    }
+
+    /// Every Event that clients have created, in order.
+    pub fn events(&self) -> Vec<Value> {
+        self.shared.events().taken.clone()
+    }
+
+    /// Refuses Events with this code from now on, or takes them again.
+    pub fn refuse_events(&self, code: Option<u16>) {
+        self.shared.events().refusal = code;
     }
 
     /// Makes a new token; from now on it is the only one that is good. Streams under way go on.

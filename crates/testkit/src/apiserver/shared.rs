@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -26,6 +27,7 @@ pub(super) struct Shared {
     script: Mutex<Script>,
     log: Mutex<Vec<Request>>,
     access: Mutex<Access>,
+    events: Mutex<Events>,
     speak_protobuf: AtomicBool,
     mute: AtomicBool,
     pub(super) pulse: watch::Sender<Pulse>,
@@ -49,6 +51,14 @@ pub(super) struct Orders {
     pub(super) freezes: u64,
 }
 
+/// Events that clients have created.
+#[derive(Default)]
+pub(super) struct Events {
+    pub(super) taken: Vec<Value>,
+    /// The code to refuse them with.
+    pub(super) refusal: Option<u16>,
+}
+
 /// Who is let in.
 #[derive(Default)]
 pub(super) struct Access {
@@ -63,6 +73,7 @@ impl Shared {
             script: Mutex::default(),
             log: Mutex::default(),
             access: Mutex::default(),
+            events: Mutex::default(),
             speak_protobuf: AtomicBool::new(true),
             mute: AtomicBool::new(false),
             pulse: watch::Sender::new(Pulse::default()),
@@ -86,6 +97,10 @@ impl Shared {
 
     pub(super) fn access(&self) -> MutexGuard<'_, Access> {
         lock(&self.access)
+    }
+
+    pub(super) fn events(&self) -> MutexGuard<'_, Events> {
+        lock(&self.events)
     }
 
     pub(super) fn speaks_protobuf(&self) -> bool {
