@@ -9,6 +9,7 @@
 //! | [`nft`] | nf_tables: objects, expressions, [`nft::Batch`], the connection [`nft::Nft`], [`nft::Monitor`] |
 //! | [`conntrack`] | list flows by a filter, delete exactly one |
 //! | [`route`] | addresses and their changes; links and routes as far as a test network needs them |
+//! | [`legacy`] | the shape of a table of ip_tables, to see that it changed |
 //! | [`netns`] | network namespaces held by a file descriptor |
 //! | [`Peer`] | who is at the other end of a Unix socket |
 //! | [`socket`] | [`Transport`] (send and receive datagrams) and the real [`Socket`] |
@@ -26,6 +27,7 @@ pub mod error;
 pub mod fake;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod legacy;
 pub mod netns;
 pub mod nft;
 mod peer;

@@ -108,6 +108,7 @@ impl<T: Tables> Iptables<T> {
     /// Reads a family's tables, and writes what is missing.
     fn everything(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
         let scene = self.scene(plan, family, turn::affords_comments(plan));
+        self.tables.look(family);
         let found =
             Readback::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
         let has_old = found.has_old;

@@ -8,14 +8,14 @@ use hashbrown::{HashMap, HashSet};
 use model::{Changes, Decision, Frontend, ServicePortName, Verdict};
 
 use super::{
-    frame::{Scene, Top, fixed, footholds},
+    frame::{Foothold, Scene, Top, fixed, footholds},
     holdings::{Held, Holdings, replace_lines},
     name::Name,
     readback::Readback,
     render::{self, Block},
     script::{Fingerprint, Script},
 };
-use crate::names::xt;
+use crate::{names::xt, xtables::Table};
 
 /// The service ports that a change is about.
 fn touched(holdings: &mut Holdings, scene: &Scene<'_>, changes: &Changes) -> BTreeSet<Arc<ServicePortName>> {
@@ -83,8 +83,8 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
         let block = render::block(scene, &service, &decided);
         let held = Held::of(decided.into_iter().map(|(frontend, _)| frontend).collect(), &block);
         for ((chain, rules), (_, print)) in block.chains.iter().zip(held.chains()) {
-            if !found.claim(crate::xtables::Table::Nat, *chain, print) {
-                script.write(crate::xtables::Table::Nat, *chain, rules);
+            if !found.claim(Table::Nat, *chain, print) {
+                script.write(Table::Nat, *chain, rules);
             }
         }
         holdings.owners.extend(held.frontends.iter().map(|frontend| (*frontend, service.clone())));
@@ -105,19 +105,29 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
         let tail: Vec<String> = top.tail(scene).iter().map(ToString::to_string).collect();
         mend(top, found.claim_top(top), &groups, &tail, &mut script);
     }
-    let missing: Vec<_> = footholds(scene).into_iter().filter(|foothold| !found.has(foothold)).collect();
-    if missing.iter().any(|foothold| foothold.chain == xt::FIREWALL)
-        && !found.has_chain(crate::xtables::Table::Filter, xt::FIREWALL)
-    {
-        script.declare(crate::xtables::Table::Filter, Name::known(xt::FIREWALL));
-    }
-    for foothold in missing.iter().rev() {
-        script.insert(foothold.table, foothold.chain, &foothold.rule.to_string());
-    }
+    stand(&found, scene, &mut script);
     for (table, chain) in found.stale() {
         script.remove(table, chain);
     }
     (holdings, script)
+}
+
+/// Makes the ways into our chains stand where they should. If one is missing, those beside it are put up again too, so
+/// that all stand in their order.
+fn stand(found: &Readback, scene: &Scene<'_>, script: &mut Script) {
+    let footholds = footholds(scene);
+    let place = |foothold: &Foothold| (foothold.table, foothold.chain);
+    let broken: HashSet<_> = footholds.iter().filter(|foothold| !found.has(foothold)).map(place).collect();
+    if broken.contains(&(Table::Filter, xt::FIREWALL)) && !found.has_chain(Table::Filter, xt::FIREWALL) {
+        script.declare(Table::Filter, Name::known(xt::FIREWALL));
+    }
+    for foothold in footholds.iter().rev().filter(|foothold| broken.contains(&place(foothold))) {
+        let rule = foothold.rule.to_string();
+        if found.has(foothold) {
+            script.delete(foothold.table, foothold.chain, &rule);
+        }
+        script.insert(foothold.table, foothold.chain, &rule);
+    }
 }
 
 /// Makes a chain that all share hold the lines of all groups, in any order but that within a group, and then the tail.

@@ -27,7 +27,7 @@ mod script;
 pub mod sim;
 mod slots;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod text;
 mod turn;
 mod watch;

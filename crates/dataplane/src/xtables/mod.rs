@@ -16,6 +16,7 @@
 //! - `lock`: who holds the lock of the legacy variant
 //! - `failure`: what went wrong, in one sentence
 //! - [`words`]: a line of `iptables-save`
+//! - `watch`: what others do to our chains
 //! - [`leftovers`]: which chains are of Kubernetes proxies
 
 mod failure;
@@ -25,6 +26,7 @@ mod lock;
 mod run;
 #[cfg(test)]
 mod tests;
+mod watch;
 pub mod words;
 
 use std::{
@@ -40,7 +42,11 @@ pub use self::{
     failure::Failure,
     find::{Found, SEARCH, find, find_variant},
 };
-use self::{lock::Lock, run::Job};
+use self::{
+    lock::Lock,
+    run::Job,
+    watch::{Ledger, LegacyWatch, NftWatch},
+};
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,7 +130,11 @@ pub trait Tables: Send {
         Duration::ZERO
     }
 
-    /// Tells when somebody else changes chains of ours; `None` where that cannot be told.
+    /// The tables of a family are about to be read: what others do from now on is news.
+    fn look(&mut self, _family: Family) {}
+
+    /// Tells when somebody else changes chains of ours; `None` where that cannot be told. In the network namespace of
+    /// the calling thread.
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, crate::Error> {
         Ok(None)
     }
@@ -138,6 +148,8 @@ pub struct Xtables {
     limits: Limits,
     /// The last few processes that wrote, youngest last.
     writers: Arc<Mutex<Vec<u32>>>,
+    /// What tables of the legacy variant look like when only we wrote.
+    ledger: Ledger,
     waited: Duration,
 }
 
@@ -150,7 +162,14 @@ struct Pair {
 
 impl Xtables {
     fn new(variant: Variant, tools: PerFamily<Pair>) -> Xtables {
-        Xtables { variant, tools, limits: Limits::default(), writers: Arc::default(), waited: Duration::ZERO }
+        Xtables {
+            variant,
+            tools,
+            limits: Limits::default(),
+            writers: Arc::default(),
+            ledger: Ledger::default(),
+            waited: Duration::ZERO,
+        }
     }
 
     /// The same, within other limits.
@@ -203,8 +222,26 @@ impl Tables for Xtables {
         let args = ["-w", &seconds, "--noflush", "--counters"];
         let job = Job { tool, args: &args, input: Some(input), limit: self.limits.run };
         let writers = &self.writers;
-        let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process))?;
-        ended.check(tool, Some(input))
+        let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family));
+        let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process));
+        if let Some(entry) = &mut entry {
+            entry.close();
+        }
+        ended?.check(tool, Some(input))
+    }
+
+    fn look(&mut self, family: Family) {
+        if self.variant == Variant::Legacy {
+            self.ledger.look(family);
+        }
+    }
+
+    fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, crate::Error> {
+        let failed = |error| crate::Error::kernel("watch", "the tables of iptables", error);
+        Ok(Some(match self.variant {
+            Variant::Nft => Box::new(NftWatch::open(self.writers()).map_err(failed)?),
+            Variant::Legacy => Box::new(LegacyWatch::open(self.ledger.clone()).map_err(failed)?),
+        }))
     }
 
     fn take_waited(&mut self) -> Duration {

@@ -18,7 +18,7 @@ use crate::nftables::{
 };
 
 /// Packets that have something to do with a plan, and some that have not.
-pub(super) fn packets(plan: &Plan, family: Family) -> Vec<Packet> {
+pub(crate) fn packets(plan: &Plan, family: Family) -> Vec<Packet> {
     let mut places: Vec<(IpAddr, Protocol, u16)> = Vec::new();
     for (frontend, _) in plan.frontends().filter(|(frontend, _)| frontend.family() == family) {
         match frontend.address {

@@ -61,7 +61,7 @@ impl Draft {
 }
 
 /// The node's own address, the pods' range and so on, in one family.
-pub(super) fn ip(family: Family, text: &str) -> IpAddr {
+pub(crate) fn ip(family: Family, text: &str) -> IpAddr {
     match family {
         Family::V4 => text.parse::<Ipv4Addr>().unwrap().into(),
         // 10.96.0.1 becomes fd00::a60:1.
@@ -72,7 +72,7 @@ pub(super) fn ip(family: Family, text: &str) -> IpAddr {
     }
 }
 
-pub(super) fn net(family: Family, text: &str) -> IpNet {
+pub(crate) fn net(family: Family, text: &str) -> IpNet {
     let (address, len) = text.split_once('/').unwrap();
     let len: u8 = len.parse().unwrap();
     let len = if family == Family::V4 { len } else { len + 96 };
@@ -80,11 +80,11 @@ pub(super) fn net(family: Family, text: &str) -> IpNet {
 }
 
 /// Addresses of the node, without loopback.
-pub(super) fn node_ip(family: Family) -> IpAddr {
+pub(crate) fn node_ip(family: Family) -> IpAddr {
     ip(family, "192.168.7.2")
 }
 
-pub(super) fn other_node_ip(family: Family) -> IpAddr {
+pub(crate) fn other_node_ip(family: Family) -> IpAddr {
     ip(family, "192.168.8.2")
 }
 
@@ -95,7 +95,7 @@ pub(super) fn loopback_ip(family: Family) -> IpAddr {
     }
 }
 
-pub(super) fn is_local(address: IpAddr) -> bool {
+pub(crate) fn is_local(address: IpAddr) -> bool {
     let family = Family::of(address);
     address == node_ip(family) || address == other_node_ip(family) || address.is_loopback()
 }

@@ -9,9 +9,9 @@
 //! - `listing`: what `nft list` says about our tables
 
 mod forget;
-mod judges;
+pub(crate) mod judges;
 mod kernel;
 mod listing;
-mod make;
+pub(crate) mod make;
 mod pure;
 mod repair;
