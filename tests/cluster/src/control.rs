@@ -61,7 +61,8 @@ impl Control {
         self.kubectl(&["create", "-f", "-"], Some(&object.to_string()));
     }
 
-    fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
+    /// Runs kubectl as administrator, whatever becomes of it.
+    pub fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
         let mut command = Command::new(self.tools.join("kubectl"));
         command
             .arg("--kubeconfig")
