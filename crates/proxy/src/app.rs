@@ -134,8 +134,6 @@ impl Proxy {
             Reconciler::new(ports, MAX_BACKOFF, from_files).map(|it| it.watched_by(told).taking_over(mode))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
-        let live = Arc::new(live);
-        live.settle_at_start(&checked);
         let host = updates.downgrade();
         spawn("host", netns, move || host::watch(&host))?;
         let api = feed.api();
@@ -167,9 +165,11 @@ impl Proxy {
         })
     }
 
-    /// Follows the configuration files from now on: `parsed` is the command line, `options` what it made with
-    /// them.
+    /// Sets the kernel settings that are asked for, tells what on this node will get in the way, and follows the
+    /// configuration files from now on: `parsed` is the command line, `options` what it made with them.
     pub fn follow(&self, parsed: Options, options: Options) {
+        self.live.settle_at_start();
+        self.live.report(options.node_port_range);
         if let Some(runtime) = &self.runtime {
             let reload = Reload::new(Arc::clone(&self.live), parsed, options);
             let reload = reload.watched_by(Arc::clone(&self.systemd));

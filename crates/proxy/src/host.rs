@@ -133,7 +133,8 @@ fn default_source(family: Family) -> Option<IpAddr> {
     is_global(source).then_some(source)
 }
 
-fn is_global(ip: IpAddr) -> bool {
+/// Valid beyond its link, and not only here.
+pub fn is_global(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),

@@ -12,11 +12,11 @@
 //! - [`flows`], [`drift`], [`takeover`]: what works beside it: stale flows, what others change, what others left
 //! - [`live`]: what of the configuration is in force; [`reload`] follows its files
 //! - [`host`]: this machine's name, families and addresses
-//! - [`node`]: its kernel settings
+//! - [`node`]: its kernel settings, and what on it gets in the way
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`checks`], [`endpoints`], [`http`]: who asks
 //! - [`events`]: what the cluster is told
 //! - [`systemd`]: what the service manager is told
-//! - [`log`], [`clock`]: lines and times
+//! - [`log`], [`clock`], [`table`]: lines, times, columns
 
 #![forbid(unsafe_code)]
 
@@ -45,5 +45,6 @@ pub mod reload;
 pub mod status;
 pub mod syntax;
 pub mod systemd;
+pub mod table;
 pub mod takeover;
 pub mod tally;

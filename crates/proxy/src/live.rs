@@ -14,9 +14,14 @@ use tokio::sync::watch;
 
 use crate::{
     app,
-    config::{Config, check::Checked},
+    config::{
+        Config,
+        check::{self, Checked},
+        own::PortRange,
+    },
     host, log,
     node::{
+        report,
         settle::{self, Refusal},
         sysctl::Sysctls,
     },
@@ -62,11 +67,12 @@ impl Live {
         (node_name, families): (Arc<str>, PerFamily<bool>),
         status: &Arc<Status>,
         netns: Option<Arc<Netns>>,
-    ) -> (Live, watch::Receiver<Tuning>) {
+    ) -> (Arc<Live>, watch::Receiver<Tuning>) {
         let settings = app::settings(&config, checked, node_name, families);
         let (tuning, receiver) = watch::channel(Tuning { settings, max_pause: checked.min_sync_period });
         let current = Current::new(config);
-        (Live { current, tuning, status: Arc::clone(status), netns }, receiver)
+        let live = Live { current, tuning, status: Arc::clone(status), netns };
+        (Arc::new(live), receiver)
     }
 
     /// What is in force, now and later.
@@ -88,21 +94,21 @@ impl Live {
             differs
         });
         self.current.replace(config);
-        self.settle(checked);
+        self.settle();
     }
 
     /// [`Live::settle`], and once more when everything is in force if the kernel lacked some: connection tracking
     /// comes with the first rule that needs it.
-    pub fn settle_at_start(self: &Arc<Live>, checked: &Checked) {
-        if !self.settle(checked).iter().any(Refusal::is_missing) {
+    pub fn settle_at_start(self: &Arc<Live>) {
+        if !self.settle().iter().any(Refusal::is_missing) {
             return;
         }
-        let (live, checked) = (Arc::clone(self), checked.clone());
+        let live = Arc::clone(self);
         let later = move || {
             if live.status.commit_after(0, PATIENCE).is_none() {
                 return;
             }
-            for refusal in live.settle(&checked).iter().filter(|refusal| refusal.is_missing()) {
+            for refusal in live.settle().iter().filter(|refusal| refusal.is_missing()) {
                 tracing::warn!("{refusal}; serving goes on without");
             }
         };
@@ -111,10 +117,28 @@ impl Live {
         }
     }
 
+    /// Looks around on this node, in a thread of its own, and logs what will get in the way.
+    pub fn report(&self, node_ports: PortRange) {
+        let (config, netns) = (self.current.config(), self.netns.clone());
+        let look = move || {
+            let Ok(checked) = check::check(&config) else { return };
+            let found = app::in_netns(netns.as_deref(), || report::findings(&config, &checked, node_ports));
+            match found {
+                Ok(findings) => report::log(&findings),
+                Err(error) => tracing::warn!(%error, "cannot look around on this node"),
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("report".to_owned()).spawn(look) {
+            tracing::warn!(%error, "cannot start a thread to look around on this node");
+        }
+    }
+
     /// Sets the kernel settings that the configuration asks for, and tells which were refused.
-    pub fn settle(&self, checked: &Checked) -> Vec<Refusal> {
+    pub fn settle(&self) -> Vec<Refusal> {
         let config = self.current.config();
-        let refused = app::in_netns(self.netns.as_deref(), || settle(&config, checked));
+        // What is in force has been checked before.
+        let Ok(checked) = check::check(&config) else { return Vec::new() };
+        let refused = app::in_netns(self.netns.as_deref(), || settle(&config, &checked));
         let refused = refused.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot look at the kernel's settings");
             Vec::new()

@@ -134,10 +134,8 @@ impl Reload {
             Step::Nothing if asked => {
                 let files = self.seen.len();
                 tracing::info!(files, "asked to reload: the configuration is what is in force");
-                if let Ok(checked) = check::check(&self.options.config) {
-                    // Somebody may have changed them meanwhile, or given us the privileges.
-                    self.live.settle(&checked);
-                }
+                // Somebody may have changed them meanwhile, or given us the privileges.
+                self.live.settle();
             }
             Step::Nothing => tracing::info!("the configuration file has changed, but no setting has"),
         }

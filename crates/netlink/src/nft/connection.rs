@@ -65,6 +65,10 @@ impl<T: Transport> Nft<T> {
         self.channel.transport_mut()
     }
 
+    pub(super) fn channel(&mut self) -> &mut Channel<T> {
+        &mut self.channel
+    }
+
     /// The number by which [`Event::port`](super::Event::port) tells our own changes from those of others.
     pub fn port(&self) -> u32 {
         self.channel.transport().port()
@@ -336,7 +340,7 @@ fn located(batch: &Batch, seq: u32, error: Error) -> Error {
     }
 }
 
-fn retry<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+pub(super) fn retry<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
     for _ in 1..ATTEMPTS {
         match attempt() {
             Err(Error::Interrupted) => {}

@@ -26,6 +26,7 @@ mod encode;
 mod encode_expr;
 pub mod expr;
 mod monitor;
+mod survey;
 mod types;
 mod userdata;
 
@@ -36,6 +37,7 @@ pub use expr::{
     NumgenMode, Reg, Reject,
 };
 pub use monitor::{Change, Event, Monitor, Object};
+pub use survey::Surveyed;
 pub use types::{
     Base, Chain, ChainKind, Counter, Element, ElementValue, Field, Hook, Lifetime, Listed, ListedRule,
     Policy, Rule, Set, Table, TableRef, Type, Typeof, Value, Verdict,

@@ -41,6 +41,8 @@ pub struct Link {
     pub master: Option<u32>,
     /// The largest packet.
     pub mtu: u32,
+    /// It is a bridge itself.
+    pub bridge: bool,
 }
 
 impl Link {
@@ -54,12 +56,17 @@ impl Link {
         let index = u32::from_ne_bytes(body.array()?);
         let flags = u32::from_ne_bytes(body.array()?);
         body.take(4)?;
-        let mut link = Link { index, name: String::new(), up: flags & IFF_UP != 0, master: None, mtu: 0 };
+        let up = flags & IFF_UP != 0;
+        let mut link = Link { index, name: String::new(), up, master: None, mtu: 0, bridge: false };
         each_attr(body.rest(), |attr| {
             match attr.kind {
                 IFLA_IFNAME => link.name = attr.str()?.to_owned(),
                 IFLA_MASTER => link.master = Some(attr.ne32()?),
                 IFLA_MTU => link.mtu = attr.ne32()?,
+                IFLA_LINKINFO => attr.each(|attr| {
+                    link.bridge |= attr.kind == LINKINFO_KIND && attr.str()? == "bridge";
+                    Ok(())
+                })?,
                 _ => {}
             }
             Ok(())

@@ -2,9 +2,12 @@
 
 //! The commands. Without one, the proxy runs: `portolan --kubeconfig ...` is what stands in a manifest.
 
+pub mod check_config;
+pub mod check_node;
 pub mod cleanup;
 pub mod demo;
 pub mod dump;
+mod output;
 pub mod plan;
 pub mod serve;
 pub mod withdraw;
@@ -27,6 +30,8 @@ pub fn run(args: &[String]) -> ExitCode {
         Some("plan") => plan::run(&args[1..]),
         Some("dump") => dump::run(&args[1..]),
         Some("withdraw") => withdraw::run(&args[1..]),
+        Some("check-config") => check_config::run(&args[1..]),
+        Some("check-node") => check_node::run(&args[1..]),
         _ => daemon(args),
     }
 }

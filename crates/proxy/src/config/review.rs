@@ -111,6 +111,15 @@ pub fn config(text: &str, mode: Option<&str>) -> Review<Config> {
     Review { remarks, read: understood.then_some(config) }
 }
 
+/// What a file says it is.
+pub fn kind_of(text: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        kind: Option<String>,
+    }
+    Document::parse(text, KIND).ok()?.fit::<Head>().ok()?.kind
+}
+
 /// Reviews our own settings.
 pub fn own(text: &str) -> Review<Own> {
     let document = match Document::parse(text, own::KIND) {

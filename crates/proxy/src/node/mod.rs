@@ -4,6 +4,11 @@
 //!
 //! - [`sysctl`]: kernel settings as files
 //! - [`settle`]: what the configuration asks of them
+//! - [`facts`]: what there is that others decide; [`judge`] says what of it will get in the way
+//! - [`report`]: the same as log lines, table or JSON
 
+pub mod facts;
+pub mod judge;
+pub mod report;
 pub mod settle;
 pub mod sysctl;
