@@ -93,7 +93,6 @@ impl Proxy {
         let node_name = host::node_name(&config.hostname_override)?;
         let started = metrics::start_time();
         let metrics = Arc::new(Metrics::new(started));
-        metrics.build.with(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         let problems = Arc::new(Problems::new());
         let from_files = matches!(source, Source::File(_));
         let status = Arc::new(Status::new(families, checked.sync_period, !from_files));
@@ -101,10 +100,7 @@ impl Proxy {
         let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
         let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
 
-        metrics::features(&metrics, &config);
-        if let Some(access) = feed.access() {
-            metrics::requests(&metrics, &access);
-        }
+        describe(&metrics, &config, &feed);
         let events = feed.access().map_or_else(Recorder::default, |access| {
             Recorder::start(runtime.handle(), access, &node_name, &metrics)
         });
@@ -259,6 +255,15 @@ pub fn settings(
         node_port_addresses: node::settle::node_port_addresses(config, checked),
         masquerade_all: config.masquerade_all(),
         external_ips: config.gate("AllowServiceExternalIPs"),
+    }
+}
+
+/// What the metrics say of the program rather than of its work.
+fn describe(metrics: &Arc<Metrics>, config: &Config, feed: &Feed) {
+    metrics.build.with(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+    metrics::features(metrics, config);
+    if let Some(access) = feed.access() {
+        metrics::requests(metrics, &access);
     }
 }
 

@@ -6,7 +6,7 @@
 //! with a notice. So do we, and the notice names each such field and its line. A value of the wrong type, a
 //! foreign kind or version, and an empty file are errors. `null` is the same as nothing.
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serializer, de};
 use serde_json::Value;
 
 pub use super::tree::{Notice, Reason};
@@ -68,6 +68,14 @@ pub(super) fn duration_or_nanos<'de, D: Deserializer<'de>>(deserializer: D) -> R
             .as_i64()
             .map(GoDuration)
             .ok_or_else(|| de::Error::custom("expected a duration or a number of nanoseconds")),
+    }
+}
+
+/// A whole number without a point, as Go writes it.
+pub(super) fn plain_float<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    match value.fract() == 0.0 && value.abs() < 1e9 {
+        true => serializer.serialize_i64(*value as i64),
+        false => serializer.serialize_f32(*value),
     }
 }
 

@@ -81,6 +81,7 @@ pub struct ClientConnection {
     pub burst: i32,
     pub content_type: String,
     pub kubeconfig: String,
+    #[serde(serialize_with = "decode::plain_float")]
     pub qps: f32,
 }
 

@@ -146,17 +146,22 @@ fn legacy_tables(sysctls: &Sysctls) -> Vec<String> {
     tables
 }
 
-/// Where our program has kube-proxy's name, because only an image was swapped, it is told by its file.
+/// Those of this network namespace. Where our program has kube-proxy's name, because only an image was swapped,
+/// it is told by its file.
 fn kube_proxies(sysctls: &Sysctls) -> Vec<u32> {
-    let file = |path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-    let ours = file(sysctls.file("proc/self/exe"));
+    let node = |path: &str| fs::metadata(sysctls.file(path)).map(|file| (file.dev(), file.ino())).ok();
+    let (our_file, our_netns) = (node("proc/self/exe"), node("proc/thread-self/ns/net"));
     let Ok(entries) = fs::read_dir(sysctls.file("proc")) else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let mut found: Vec<u32> = pids
         .filter(|pid| {
             let name = fs::read_to_string(sysctls.file(&format!("proc/{pid}/comm")));
-            let is_named_so = name.is_ok_and(|name| name.trim() == "kube-proxy");
-            is_named_so && (ours.is_none() || file(sysctls.file(&format!("proc/{pid}/exe"))) != ours)
+            if !name.is_ok_and(|name| name.trim() == "kube-proxy") {
+                return false;
+            }
+            let (file, netns) = (node(&format!("proc/{pid}/exe")), node(&format!("proc/{pid}/ns/net")));
+            // What may not be looked at is taken for a neighbour.
+            (file.is_none() || file != our_file) && (netns.is_none() || netns == our_netns)
         })
         .collect();
     found.sort_unstable();
@@ -209,9 +214,20 @@ mod tests {
             ("proc/thread-self/net/ip6_tables_names", "nat\n"),
             ("proc/41/comm", "kube-proxy\n"),
             ("proc/42/comm", "kubelet\n"),
+            ("proc/43/comm", "kube-proxy\n"),
+            ("proc/43/ns/net", ""),
+            ("proc/44/comm", "kube-proxy\n"),
+            ("proc/thread-self/ns/net", ""),
         ] {
             put(root.path(), name, value);
         }
+        // 43 is elsewhere, 44 is here, and 45 is this program by another name.
+        fs::create_dir_all(root.path().join("proc/44/ns")).expect("made");
+        let link = |from: &str, to: &str| fs::hard_link(root.path().join(from), root.path().join(to));
+        link("proc/thread-self/ns/net", "proc/44/ns/net").expect("linked");
+        put(root.path(), "proc/self/exe", "");
+        put(root.path(), "proc/45/comm", "kube-proxy\n");
+        link("proc/self/exe", "proc/45/exe").expect("linked");
         let range = |first, last| PortRange { first, last };
         let expected = Facts {
             forwarding: PerFamily { v4: Some(false), v6: Some(true) },
@@ -222,7 +238,7 @@ mod tests {
             connections: Some(7),
             most_connections: Some(100),
             legacy_tables: vec!["filter".into(), "nat".into()],
-            kube_proxies: vec![41],
+            kube_proxies: vec![41, 44],
             ..Facts::default()
         };
         assert_eq!(Facts::read(&Sysctls::below(root.path())), expected);

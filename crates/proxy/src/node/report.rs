@@ -29,12 +29,8 @@ pub fn text(findings: &[Finding]) -> String {
         return "Nothing on this node gets in the way.\n".to_owned();
     }
     let row = |Finding { rank, name, says, remedy }: &Finding| {
-        let mut says = says.clone();
-        if let Some(first) = says.get_mut(..1) {
-            first.make_ascii_uppercase();
-        }
         [
-            [rank.to_string(), (*name).to_owned(), format!("{says}.")],
+            [rank.to_string(), (*name).to_owned(), says.clone()],
             [String::new(), String::new(), format!("-> {remedy}")],
         ]
     };
@@ -62,7 +58,7 @@ mod tests {
             Finding { rank: Rank::Risk, name: "x-y", says: "it is so".into(), remedy: "Do this.".into() };
         assert_eq!(
             text(std::slice::from_ref(&found)),
-            "RANK  NAME  FINDING\nrisk  x-y   It is so.\n            -> Do this.\n"
+            "RANK  NAME  FINDING\nrisk  x-y   it is so\n            -> Do this.\n"
         );
         let value: serde_json::Value = serde_json::from_str(&json(&[found])).expect("JSON");
         assert_eq!(value["findings"][0]["rank"], "risk");

@@ -102,10 +102,13 @@ pub fn wishes(config: &Config, checked: &Checked, cpus: u64) -> Vec<Wish> {
         let name = "net/netfilter/nf_conntrack_tcp_be_liberal";
         wishes.push(Wish { name, value: 1, rule: Rule::AtLeast, field: "conntrack.tcpBeLiberal" });
     }
-    if checked.mode == Mode::Iptables && loopback_node_ports(config, checked) {
-        let name = "net/ipv4/conf/all/route_localnet";
-        wishes.push(Wish { name, value: 1, rule: Rule::Exactly, field: "iptables.localhostNodePorts" });
-    }
+    let field = match checked.mode {
+        Mode::Iptables if loopback_node_ports(config, checked) => Some("iptables.localhostNodePorts"),
+        _ if checked.node_port_addresses.contains(&NodePortAddress::Localhost) => Some("nodePortAddresses"),
+        _ => None,
+    };
+    let name = "net/ipv4/conf/all/route_localnet";
+    wishes.extend(field.map(|field| Wish { name, value: 1, rule: Rule::Exactly, field }));
     wishes
 }
 
@@ -247,13 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn loopback_node_ports_of_iptables_need_route_localnet() {
+    fn loopback_node_ports_need_route_localnet() {
         let wants = |body: &str| asked(body, 2).iter().any(|(name, _)| *name == "route_localnet");
         assert!(wants("mode: iptables\n"));
         assert!(wants("mode: iptables\nnodePortAddresses: [127.0.0.0/8]\n"));
         assert!(!wants("mode: iptables\nnodePortAddresses: [10.0.0.0/8]\n"));
         assert!(!wants("mode: iptables\niptables: {localhostNodePorts: false}\n"));
         assert!(!wants("mode: nftables\n"));
+        assert!(!wants("mode: nftables\nnodePortAddresses: [all]\n"));
+        assert!(wants("mode: nftables\nnodePortAddresses: [primary, localhost]\n"), "asked for by name");
     }
 
     fn put(root: &Path, name: &str, value: &str) {

@@ -51,15 +51,14 @@ pub(super) fn defaults(mode: &str) -> (Baseline, Config) {
     (Baseline::Defaults, config)
 }
 
-/// Another file, with our own settings beside it.
+/// Another file, with our own settings beside it. Whether those are right is not the question here.
 pub(super) fn file(path: &Path) -> Result<(Baseline, Config), String> {
-    let failed = |path: &Path, reason: String| format!("cannot read {}: {reason}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| failed(path, error.to_string()))?;
-    let mut config = decode(&text).map_err(|reason| failed(path, reason))?.config;
-    if let Some(own) = Own::beside(path) {
-        let text = std::fs::read_to_string(&own).map_err(|error| failed(&own, error.to_string()))?;
-        let read = Own::decode(&text).map_err(|reason| failed(&own, reason))?;
-        config.mode = read.mode.unwrap_or(config.mode);
+    let failed = |reason: String| format!("cannot read {}: {reason}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let mut config = decode(&text).map_err(failed)?.config;
+    let own = Own::beside(path).and_then(|own| Own::decode(&std::fs::read_to_string(own).ok()?).ok());
+    if let Some(mode) = own.and_then(|own| own.mode) {
+        config.mode = mode;
     }
     config.settle();
     Ok((Baseline::File(path.to_owned()), config))
