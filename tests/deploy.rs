@@ -13,7 +13,10 @@ use std::{
 use model::PerFamily;
 use portolan_tests::root;
 use proxy::{
-    config::{check, decode},
+    config::{
+        check, decode,
+        own::{FILE_NAME, Own},
+    },
     health,
     metrics::Metrics,
     status::Status,
@@ -80,6 +83,13 @@ fn the_program_takes_its_configuration() {
     let mount = &pod()["containers"][0]["volumeMounts"][0]["mountPath"];
     let named = format!("{}/kubeconfig.conf", mount.as_str().expect("a path"));
     assert_eq!(config.client_connection.kubeconfig, named);
+}
+
+#[test]
+fn settings_of_our_own_are_ones_we_know() {
+    let map = object("deploy/kustomize/iptables/mode.yaml", "ConfigMap");
+    let text = map["data"][FILE_NAME].as_str().expect("the name that is looked for beside the configuration");
+    assert_eq!(Own::decode(text).expect("it can be read").mode.as_deref(), Some("iptables"));
 }
 
 #[test]
@@ -196,9 +206,9 @@ fn all_say_the_same_version() {
     let version = env!("CARGO_PKG_VERSION");
     let chart = documents("deploy/helm/portolan/Chart.yaml").remove(0);
     assert_eq!((chart["version"].as_str(), chart["appVersion"].as_str()), (Some(version), Some(version)));
-    for folder in [BASE, "deploy/kustomize/kubeadm"] {
-        let kustomization = documents(&format!("{folder}/kustomization.yaml")).remove(0);
-        assert_eq!(kustomization["images"][0]["newTag"], version, "{folder}");
+    for (folder, variant) in [("base", ""), ("kubeadm", ""), ("withdraw", ""), ("iptables", "-iptables")] {
+        let kustomization = documents(&format!("deploy/kustomize/{folder}/kustomization.yaml")).remove(0);
+        assert_eq!(kustomization["images"][0]["newTag"], format!("{version}{variant}"), "{folder}");
     }
 }
 

@@ -13,8 +13,8 @@ use std::{
 use portolan_tests::root;
 use proxy::{flags, metrics::Metrics};
 
-/// Flags of other programs. Each is accepted only on a line that names its program.
-const FOREIGN_FLAGS: [(&str, &[&str]); 13] = [
+/// Flags of other programs, and of commands of ours. Each is accepted only on a line that names its program.
+const FOREIGN_FLAGS: [(&str, &[&str]); 14] = [
     (
         "kubectl",
         &[
@@ -35,6 +35,7 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 13] = [
         ],
     ),
     ("helm", &["--namespace", "--set"]),
+    ("check-config", &["--output", "--running", "--strict"]),
     ("docker", &["--target"]),
     ("kubeadm", &["--skip-phases"]),
     ("k3s", &["--disable-kube-proxy"]),

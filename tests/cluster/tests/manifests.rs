@@ -43,6 +43,11 @@ fn the_api_server_takes_the_manifests() {
     assert_eq!(accepted(&stage, &rendered), 5, "account, role, binding, configuration, pods");
     let image = rendered.lines().filter(|line| line.contains("image: portolan:")).count();
     assert_eq!(image, 2, "both containers have the image that kustomize sets");
+    let rendered_iptables = stage.control.kubectl(&["kustomize", &deploy("kustomize/iptables")], None);
+    assert_eq!(accepted(&stage, &rendered_iptables), 5);
+    assert!(rendered_iptables.contains("mountPath: /var/lib/kube-proxy"), "the patch adds to the mounts");
+    let withdraw = stage.control.kubectl(&["kustomize", &deploy("kustomize/withdraw")], None);
+    assert_eq!(accepted(&stage, &withdraw), 1);
     // And it can say no.
     let wrong = rendered.replace("maxUnavailable: 10%", "maxUnavailable: 10 of them");
     let refused = stage.control.try_kubectl(&[&DRY_RUN[..], &["-"]].concat(), Some(&wrong));
