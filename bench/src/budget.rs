@@ -162,7 +162,7 @@ fn beside_peer(run: &Run, outcome: &Outcome) -> Option<Line> {
 }
 
 fn ours(run: &Run) -> impl Iterator<Item = &Outcome> {
-    run.outcomes.iter().filter(|outcome| outcome.subject.starts_with("portolan"))
+    run.outcomes.iter().filter(|outcome| outcome.subject.starts_with("portolan,"))
 }
 
 fn share(outcome: &Outcome) -> Option<f64> {

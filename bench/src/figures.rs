@@ -35,6 +35,9 @@ pub struct Outcome {
     pub rolling: Option<Rolling>,
     pub data_path: Option<DataPath>,
     pub repair: Option<Repair>,
+    /// The CPU time, in milliseconds, of one `iptables-restore` that changes next to nothing, in the iptables mode.
+    #[serde(default)]
+    pub tool_floor_ms: Option<f64>,
     pub memory: Option<Resident>,
     /// What went wrong or was left out, in a sentence each.
     pub notes: Vec<String>,

@@ -83,6 +83,9 @@ impl Trial<'_> {
                     for change in [Change::Swap, Change::Resize] {
                         outcome.churn.push(self.churn(change)?);
                     }
+                    if self.running.subject.is_iptables() {
+                        outcome.tool_floor_ms = Some(self.running.floor()?);
+                    }
                 }
                 Phase::InForce => {
                     for change in [Change::Swap, Change::Add, Change::Remove] {

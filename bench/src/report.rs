@@ -70,6 +70,7 @@ const ROWS: &[(&str, Cell)] = &[
     }),
     ("swap: CPU per change, ms", |o| Some(format!("{:.3}", churn(o, Change::Swap)?.cpu_ms_per_change))),
     ("resize: CPU per change, ms", |o| Some(format!("{:.3}", churn(o, Change::Resize)?.cpu_ms_per_change))),
+    ("one iptables-restore of nothing: CPU, ms", |o| Some(format!("{:.3}", o.tool_floor_ms?))),
     ("swap: as reported, p50 / p99, ms", |o| reported(o, Change::Swap)),
     ("resize: as reported, p50 / p99, ms", |o| reported(o, Change::Resize)),
     ("swap: write to in force, p50 / p99, ms", |o| in_force(o, Change::Swap)),

@@ -25,7 +25,7 @@ use crate::{
     report,
     responder::Responder,
     store::{Files, Store},
-    subject::{Origin, Programs, Running, Subject},
+    subject::{Origin, Programs, Running, Subject, Tools},
     undo,
 };
 
@@ -58,6 +58,9 @@ pub struct Options {
     /// One more flag for kube-proxy; can be repeated
     #[arg(long, allow_hyphen_values = true)]
     kube_proxy_flag: Vec<String>,
+    /// The variant of iptables that the iptables modes use
+    #[arg(long, value_enum, default_value_t = Tools::Legacy)]
+    iptables: Tools,
     /// tools/cluster; without it everything through the API server is left out
     #[arg(long)]
     cluster: Option<PathBuf>,
@@ -186,6 +189,7 @@ impl Place<'_> {
             rolling: None,
             data_path: None,
             repair: None,
+            tool_floor_ms: None,
             memory: None,
             notes: Vec::new(),
         };
@@ -244,6 +248,7 @@ impl Options {
             portolan: self.portolan.clone(),
             kube_proxy: self.kube_proxy.clone(),
             kube_proxy_flags: self.kube_proxy_flag.clone(),
+            iptables: self.iptables,
         }
     }
 
@@ -304,6 +309,7 @@ impl Options {
             format!("samples={}", self.samples),
             format!("connections={}x{}x{}", self.client_threads, self.rounds, self.connections),
         ];
+        arguments.push(format!("iptables={:?}", self.iptables).to_lowercase());
         arguments.extend(self.kube_proxy_flag.iter().map(|flag| format!("kube-proxy-flag={flag}")));
         arguments
     }

@@ -31,10 +31,28 @@ pub enum Subject {
     PortolanFile,
     /// Portolan, nftables mode, through the API server
     PortolanApi,
+    /// Portolan, iptables mode, through the API server
+    PortolanIptables,
     /// kube-proxy in nftables mode
     KubeProxyNftables,
-    /// kube-proxy in iptables mode (the legacy back end where it is installed)
+    /// kube-proxy in iptables mode
     KubeProxyIptables,
+}
+
+/// Which `iptables` the subjects of that mode use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tools {
+    Legacy,
+    Nft,
+}
+
+impl Tools {
+    fn program(self) -> &'static str {
+        match self {
+            Tools::Legacy => "xtables-legacy-multi",
+            Tools::Nft => "xtables-nft-multi",
+        }
+    }
 }
 
 impl Subject {
@@ -47,6 +65,10 @@ impl Subject {
         matches!(self, Subject::KubeProxyNftables | Subject::KubeProxyIptables)
     }
 
+    pub fn is_iptables(self) -> bool {
+        matches!(self, Subject::PortolanIptables | Subject::KubeProxyIptables)
+    }
+
     pub fn needs_api(self) -> bool {
         self != Subject::PortolanFile
     }
@@ -54,7 +76,9 @@ impl Subject {
     /// The histogram that comes nearest to "event received until committed", under the subject's own name.
     pub fn commit_metrics(self) -> &'static [&'static str] {
         match self {
-            Subject::PortolanFile | Subject::PortolanApi => &["portolan_programming_duration_seconds"],
+            Subject::PortolanFile | Subject::PortolanApi | Subject::PortolanIptables => {
+                &["portolan_programming_duration_seconds"]
+            }
             Subject::KubeProxyNftables | Subject::KubeProxyIptables => {
                 &["kubeproxy_sync_proxy_rules_duration_seconds"]
             }
@@ -64,7 +88,7 @@ impl Subject {
     /// What somebody who flushes all rules of this subject would type.
     pub fn flush(self) -> &'static [&'static [&'static str]] {
         match self {
-            Subject::KubeProxyIptables => {
+            Subject::PortolanIptables | Subject::KubeProxyIptables => {
                 &[&["iptables", "-t", "nat", "-F"], &["iptables", "-t", "filter", "-F"]]
             }
             _ => &[&["nft", "flush", "ruleset"]],
@@ -77,6 +101,7 @@ impl fmt::Display for Subject {
         f.write_str(match self {
             Subject::PortolanFile => "portolan, files",
             Subject::PortolanApi => "portolan, API",
+            Subject::PortolanIptables => "portolan iptables",
             Subject::KubeProxyNftables => "kube-proxy nftables",
             Subject::KubeProxyIptables => "kube-proxy iptables",
         })
@@ -90,6 +115,7 @@ pub struct Programs {
     pub kube_proxy: Option<PathBuf>,
     /// Given to kube-proxy besides what it needs here.
     pub kube_proxy_flags: Vec<String>,
+    pub iptables: Tools,
 }
 
 impl Programs {
@@ -156,8 +182,10 @@ impl Running {
             child: None,
             undo,
         };
-        if subject == Subject::KubeProxyIptables {
-            legacy_names(&running.legacy_folder())?;
+        if subject.is_iptables() {
+            name_tools(&running.tool_folder(), programs.iptables)?;
+            // As the kubelet would: Portolan goes by it, kube-proxy by the name.
+            running.run_on_node(&["iptables", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])?;
         }
         Ok(running)
     }
@@ -171,8 +199,8 @@ impl Running {
         command.arg(self.program()?).args(self.arguments());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let path = std::env::var("PATH").unwrap_or_default();
-        if self.subject == Subject::KubeProxyIptables {
-            command.env("PATH", format!("{}:{path}", self.legacy_folder().display()));
+        if self.subject.is_iptables() {
+            command.env("PATH", format!("{}:{path}", self.tool_folder().display()));
             command.env("XTABLES_LOCKFILE", self.scratch.join("xtables.lock"));
         }
         let began = Instant::now();
@@ -212,9 +240,11 @@ impl Running {
     /// Runs a program inside the node, with the same `iptables` the subject uses.
     pub fn run_on_node(&self, command_line: &[&str]) -> Result<()> {
         let path = std::env::var("PATH").unwrap_or_default();
-        let mut command = Command::new(command_line[0]);
-        command.args(&command_line[1..]);
-        command.env("PATH", format!("{}:{path}", self.legacy_folder().display()));
+        let path = format!("{}:{path}", self.tool_folder().display());
+        // By the shell, which looks for the program in this path and not in ours.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"exec "$@""#, "sh"]).args(command_line);
+        command.env("PATH", path);
         command.env("XTABLES_LOCKFILE", self.scratch.join("xtables.lock"));
         let status = self.node.spawn(&mut command)?.wait()?;
         if !status.success() {
@@ -227,8 +257,25 @@ impl Running {
         self.scratch.join("subject.log")
     }
 
-    fn legacy_folder(&self) -> PathBuf {
-        self.scratch.join("legacy")
+    fn tool_folder(&self) -> PathBuf {
+        self.scratch.join("tools")
+    }
+
+    /// The CPU time, in milliseconds, of one `iptables-restore` that changes next to nothing: what the tool takes to read
+    /// and write the tables as they are now.
+    pub fn floor(&self) -> Result<f64> {
+        const RUNS: u32 = 20;
+        let group = Cgroup::new(&format!("portolan-bench-floor-{}", std::process::id()))?;
+        let input = r#"printf '*nat\n:BENCH-FLOOR - [0:0]\nCOMMIT\n' | iptables-restore -w 5 --noflush"#;
+        let script = format!("echo $$ >'{}' && {input}", group.door().display());
+        self.run_on_node(&["sh", "-c", &script])?;
+        let before = group.cpu()?;
+        for _ in 0..RUNS {
+            self.run_on_node(&["sh", "-c", &script])?;
+        }
+        let spent = group.cpu()?.since(before);
+        group.remove();
+        Ok(1e3 * spent.total_s() / f64::from(RUNS))
     }
 
     fn program(&self) -> Result<&Path> {
@@ -239,7 +286,7 @@ impl Running {
     }
 
     fn arguments(&self) -> Vec<String> {
-        let mode = if self.subject == Subject::KubeProxyIptables { "iptables" } else { "nftables" };
+        let mode = if self.subject.is_iptables() { "iptables" } else { "nftables" };
         let mut arguments = vec![
             format!("--proxy-mode={mode}"),
             format!("--hostname-override={NODE}"),
@@ -271,10 +318,10 @@ impl Drop for Running {
     }
 }
 
-/// `iptables` may mean either back end; names of our own make it the legacy one, where that is installed.
-fn legacy_names(folder: &Path) -> Result<()> {
+/// `iptables` may mean either variant; names of our own make it the one that is asked for, where that is installed.
+fn name_tools(folder: &Path, tools: Tools) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let Some(program) = find_program("xtables-legacy-multi") else { return Ok(()) };
+    let Some(program) = find_program(tools.program()) else { return Ok(()) };
     for family in ["iptables", "ip6tables"] {
         for suffix in ["", "-save", "-restore"] {
             let name = folder.join(format!("{family}{suffix}"));

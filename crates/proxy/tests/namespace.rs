@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use dataplane::xtables::{self, Tables as _, Variant};
 use lab::{Answer, Lab, Layout, Route, Transport, address};
 use netlink::Netns;
 use proxy::{
@@ -53,10 +54,12 @@ fn services(folder: &Path, endpoints: &str) {
     fs::rename(&beside, folder.join("web.yaml")).expect("renamed");
 }
 
-fn start(folder: &Path, netns: &Netns) -> Proxy {
+fn start(folder: &Path, netns: &Netns, mode: &str) -> Proxy {
     let source = format!("--source=file:{}", folder.display());
+    let mode = format!("--proxy-mode={mode}");
     let args = [
         &source,
+        &mode,
         "--hostname-override=node-a",
         "--cluster-cidr=10.244.0.0/16",
         "--healthz-port=0",
@@ -92,6 +95,35 @@ fn answers(lab: &Lab, from: &str, to: (Ipv4Addr, u16)) -> Vec<String> {
 
 #[test]
 fn files_are_served_followed_and_left_in_force() {
+    // Somebody else removes it all.
+    follow_files("nftables", &|_| {}, &|node| {
+        let mut batch = netlink::nft::Batch::new();
+        let table = netlink::nft::TableRef { family: netlink::Family::V4, name: "portolan" };
+        batch.delete_table(0, table, netlink::nft::Delete::Existing);
+        netlink::nft::Nft::open_in(node).expect("open").commit(&batch).expect("the table is there");
+    });
+}
+
+#[test]
+fn iptables_serves_in_both_variants() {
+    for variant in Variant::BOTH {
+        let restore = |node: &Netns, input: &str| {
+            let restored = node.run(|| {
+                let mut tools = xtables::find_variant(&xtables::SEARCH, variant).expect("installed");
+                tools.restore(model::Family::V4, input)
+            });
+            restored.expect("a namespace").expect("no failure");
+        };
+        // The kubelet's hint decides which variant is used, and only that one's tables are harmed.
+        let hint = |node: &Netns| restore(node, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n");
+        let harm = |node: &Netns| {
+            restore(node, "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\nCOMMIT\n");
+        };
+        follow_files("iptables", &hint, &harm);
+    }
+}
+
+fn follow_files(mode: &str, prepare: &dyn Fn(&Netns), harm: &dyn Fn(&Netns)) {
     let Some(mut lab) = privileged(Lab::build(Layout::default())) else { return };
     for name in ["a1", "b1", "b2"] {
         lab.respond(name, Transport::Tcp, pod(name, 8080)).expect("it answers");
@@ -99,7 +131,8 @@ fn files_are_served_followed_and_left_in_force() {
     let folder = tempfile::tempdir().expect("a folder");
     services(folder.path(), "10.244.1.1:8080, 10.244.2.1:8080, 10.244.2.2:8080");
     let node = lab.netns("node-a").expect("there").try_clone().expect("a second handle");
-    let proxy = start(folder.path(), &node);
+    prepare(&node);
+    let proxy = start(folder.path(), &node, mode);
     proxy.status.commit_after(0, PATIENCE).expect("a first commit");
     assert!(proxy.status.report(SystemTime::now()).healthy);
     let (cluster, port) = ((Ipv4Addr::new(10, 96, 0, 10), 80), (address::NODE_A, 30080));
@@ -112,19 +145,16 @@ fn files_are_served_followed_and_left_in_force() {
     proxy.status.commit_after(seen, PATIENCE).expect("the change was seen");
     assert_eq!(answers(&lab, "client", port), ["a1", "b2"]);
 
-    // Somebody else removes it all: it is noticed and mended.
-    let mut batch = netlink::nft::Batch::new();
-    let table = netlink::nft::TableRef { family: netlink::Family::V4, name: "portolan" };
-    batch.delete_table(0, table, netlink::nft::Delete::Existing);
-    netlink::nft::Nft::open_in(&node).expect("open").commit(&batch).expect("the table is there");
-    until("the table is back", || answers(&lab, "client", port) == ["a1", "b2"]);
+    // It is noticed and mended.
+    harm(&node);
+    until("all is back", || answers(&lab, "client", port) == ["a1", "b2"]);
     assert!(proxy.metrics.drift.with(&[]).value() > 0);
 
     // Stopped: everything stays in force.
     drop(proxy);
     assert_eq!(answers(&lab, "client", port), ["a1", "b2"]);
     services(folder.path(), "10.244.2.1:8080");
-    let proxy = start(folder.path(), &node);
+    let proxy = start(folder.path(), &node, mode);
     proxy.status.commit_after(0, PATIENCE).expect("a first commit");
     assert_eq!(answers(&lab, "client", port), ["b1"], "what changed meanwhile is followed");
     let text = proxy.metrics.render();

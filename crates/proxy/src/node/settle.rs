@@ -199,11 +199,16 @@ mod tests {
     use super::*;
     use crate::config::{check::check, decode::decode};
 
-    fn asked(body: &str, cpus: u64) -> Vec<(&'static str, u64)> {
+    fn config(body: &str) -> Config {
         let text =
             format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
         let mut config = decode(&text).expect(body).config;
         config.settle();
+        config
+    }
+
+    fn asked(body: &str, cpus: u64) -> Vec<(&'static str, u64)> {
+        let config = config(body);
         let checked = check(&config).expect(body);
         let short = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
         wishes(&config, &checked, cpus).iter().map(|wish| (short(wish.name), wish.value)).collect()
@@ -259,6 +264,23 @@ mod tests {
         assert!(!wants("mode: nftables\n"));
         assert!(!wants("mode: nftables\nnodePortAddresses: [all]\n"));
         assert!(wants("mode: nftables\nnodePortAddresses: [primary, localhost]\n"), "asked for by name");
+    }
+
+    #[test]
+    fn iptables_serves_node_ports_on_loopback_unless_it_is_switched_off() {
+        let addresses = |body: &str| {
+            let config = config(body);
+            let checked = check(&config).expect("valid");
+            node_port_addresses(&config, &checked).to_vec()
+        };
+        let loopback = NodePortAddress::Cidr("127.0.0.0/8".parse().expect("a range"));
+        let ten = NodePortAddress::Cidr("10.0.0.0/8".parse().expect("a range"));
+        assert_eq!(addresses("mode: iptables\n"), [NodePortAddress::All, loopback]);
+        assert_eq!(addresses("mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), [ten]);
+        assert_eq!(addresses("mode: iptables\nnodePortAddresses: [10.0.0.0/8]\n"), [ten]);
+        let off = "mode: iptables\niptables: {localhostNodePorts: false}\n";
+        assert_eq!(addresses(off), []);
+        assert_eq!(addresses(&format!("{off}nodePortAddresses: [127.0.0.0/8, 10.0.0.0/8]\n")), [ten]);
     }
 
     fn put(root: &Path, name: &str, value: &str) {
