@@ -45,6 +45,12 @@ pub trait Dataplane: Send {
     /// What the kernel holds now, as text.
     fn dump(&mut self) -> Result<String, Error>;
 
+    /// Compares a small part of what the kernel holds with what it should hold; the next call goes on with the next
+    /// part. Finds what no [`Watch`] told, for [`Scope::All`] to mend. Costs milliseconds.
+    fn audit(&mut self) -> Result<Audited, Error> {
+        Ok(Audited::default())
+    }
+
     /// A watch, for another thread, that tells when somebody else changes what we own. `None` where that cannot be
     /// told. It is opened in the network namespace of the calling thread, which must be the dataplane's.
     fn watch(&self) -> Result<Option<Box<dyn Watch>>, Error> {
@@ -65,6 +71,15 @@ pub struct Drift {
     pub what: String,
     /// Who did it, where the kernel tells: name and number of the thread.
     pub by: Option<String>,
+}
+
+/// What a step of an audit found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Audited {
+    /// What is not as it should be, in words.
+    pub drift: Option<String>,
+    /// The round is not over.
+    pub more: bool,
 }
 
 /// How much of a Plan to look at. A hint: [`Scope::All`] is always right.

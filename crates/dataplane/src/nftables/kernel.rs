@@ -28,6 +28,15 @@ pub(super) fn read<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Hol
     read_holdings(nft, family).map_err(|error| failed(family, error))
 }
 
+/// Sets, and chains with their rules, of our table of a family; `None` if there is none, or it is switched off.
+pub(super) fn frame<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option<Frame>, Error> {
+    let frame = |nft: &mut Nft<T>| match find(nft, family)? {
+        Some(found) if !found.dormant => read_frame(nft, family).map(Some),
+        _ => Ok(None),
+    };
+    frame(nft).map_err(|error| failed(family, error))
+}
+
 /// Our table of a family as it is, whoever wrote what is in it; `None` if there is none.
 pub(super) fn program<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option<Program>, Error> {
     read_program(nft, family).map_err(|error| failed(family, error))

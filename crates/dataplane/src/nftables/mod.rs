@@ -7,9 +7,10 @@
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
 //! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `probe` asks
-//! what the kernel can do, `watch` sees what others do.
+//! what the kernel can do, `watch` and `audit` see what others do.
 
 mod affinity;
+mod audit;
 mod diff;
 mod entry;
 mod frame;
@@ -43,7 +44,7 @@ use self::{
     holdings::Holdings,
     turn::{Settings, Turn},
 };
-use crate::{Applied, Config, Dataplane, Error, Scope, Unsupported, loopback};
+use crate::{Applied, Audited, Config, Dataplane, Error, Scope, Unsupported, loopback};
 
 /// Keeps our tables.
 #[derive(Debug)]
@@ -52,6 +53,7 @@ pub struct Nftables<T = Socket> {
     config: Config,
     /// What the tables hold; `None` when that is not known, at the start and after an error.
     known: Option<PerFamily<Holdings>>,
+    audit: audit::Audit,
     /// In which families loopback addresses serve node ports.
     loopback: PerFamily<bool>,
 }
@@ -72,7 +74,7 @@ impl<T: Transport> Nftables<T> {
     /// Works over any connection, and takes for granted that the kernel can do what we need.
     pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
         let loopback = PerFamily { v4: false, v6: false };
-        Nftables { nft, config: config.clone(), known: None, loopback }
+        Nftables { nft, config: config.clone(), known: None, audit: audit::Audit::default(), loopback }
     }
 
     /// The connection: its port tells our own changes from those of others.
@@ -145,6 +147,15 @@ impl<T: Transport> Dataplane for Nftables<T> {
             text.extend(program.map(|program| program.to_string()));
         }
         Ok(text)
+    }
+
+    fn audit(&mut self) -> Result<Audited, Error> {
+        let Some(known) = &self.known else { return Ok(Audited::default()) };
+        let found = self.audit.step(&mut self.nft, known, self.config.families);
+        if !matches!(found, Ok(None)) {
+            self.audit.restart();
+        }
+        Ok(Audited { drift: found?, more: self.audit.is_under_way() })
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {

@@ -10,7 +10,11 @@ use super::{
     kernel::{assert_kernel_matches, assert_kernel_tidy, in_namespace, load, open},
     make::{ip, sampler},
 };
-use crate::{Dataplane, Scope, names::TABLE, nftables::layout::wire};
+use crate::{
+    Audited, Dataplane, Scope,
+    names::TABLE,
+    nftables::{Nftables, layout::wire},
+};
 
 /// Something that somebody else does to our table.
 type Edit = fn(&mut nft::Batch, nft::TableRef<'_>);
@@ -136,6 +140,41 @@ fn what_others_do_to_the_table_is_undone() {
             assert_kernel_tidy();
             assert!(nftables.apply(&plan, Scope::All).unwrap().changed_nothing(), "{what}");
         });
+    }
+}
+
+/// Goes through a whole round; what it finds.
+fn audit(nftables: &mut Nftables) -> Option<String> {
+    loop {
+        let audited = nftables.audit().unwrap();
+        if audited.drift.is_some() || !audited.more {
+            return audited.drift;
+        }
+    }
+}
+
+#[test]
+fn what_others_do_to_the_table_is_found_without_being_told() {
+    let plan = sampler().plan();
+    for (what, edit) in EDITS {
+        // As a table that is read whole, and as a large one, of which only what ought to be there is asked for.
+        for small in [usize::MAX, 0] {
+            in_namespace("what_others_do_to_the_table_is_found_without_being_told", || {
+                let mut nftables = open();
+                nftables.audit.small = small;
+                assert_eq!(nftables.audit().unwrap(), Audited::default(), "nothing is known yet");
+                load(&mut nftables, &plan);
+                assert_eq!(audit(&mut nftables), None, "all is as it should be");
+                let mut batch = nft::Batch::new();
+                edit(&mut batch, nft::TableRef { family: netlink::Family::V6, name: TABLE });
+                Nft::open().unwrap().commit(&batch).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let beyond = small == 0 && ["adds elements", "flushes the sources"].contains(&what);
+                let found = audit(&mut nftables);
+                assert_eq!(found.is_some(), what != "nothing" && !beyond, "somebody {what}: {found:?}");
+                load(&mut nftables, &plan);
+                assert_eq!(audit(&mut nftables), None, "somebody {what}, and it was mended");
+            });
+        }
     }
 }
 
