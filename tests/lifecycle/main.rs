@@ -7,5 +7,6 @@
 
 mod bed;
 mod claim;
+mod drift;
 mod node;
 mod restart;

@@ -46,16 +46,8 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&M
     while bell.strong_count() > 0 {
         match watch.next(TICK) {
             Ok(None) => {}
-            Ok(Some(Drift { what, by })) => {
-                let by = by.unwrap_or_else(|| "unknown".to_owned());
-                tracing::warn!(what, by, "somebody else changed what is ours; putting it right");
-                metrics.drift.with(&[]).add(1);
-                events.note(Note::warning(
-                    "RulesChanged",
-                    "Repair",
-                    Regarding::Node,
-                    format!("{by} changed rules of the service proxy ({what}); they are put right"),
-                ));
+            Ok(Some(drift)) => {
+                tell(&drift, metrics, events);
                 if let Some(bell) = bell.upgrade() {
                     bell.notify_one();
                 }
@@ -66,4 +58,17 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&M
             }
         }
     }
+}
+
+/// Says and counts that somebody changed what is ours.
+pub fn tell(Drift { what, by }: &Drift, metrics: &Metrics, events: &Recorder) {
+    let by = by.as_deref().unwrap_or("unknown");
+    tracing::warn!(what, by, "somebody else changed what is ours; putting it right");
+    metrics.drift.with(&[]).add(1);
+    events.note(Note::warning(
+        "RulesChanged",
+        "Repair",
+        Regarding::Node,
+        format!("{by} changed rules of the service proxy ({what}); they are put right"),
+    ));
 }

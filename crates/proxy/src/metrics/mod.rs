@@ -84,6 +84,8 @@ metrics! {
         "The version that runs; always 1." ["version"] Gauge::default;
     conflicts: Counter = "portolan_conflicts_total"
         "Frontends that two services claim; the older service keeps them." [] Counter::default;
+    drift_mended: Counter = "portolan_drift_mended_total"
+        "Complete writes that put right what others had changed." [] Counter::default;
     drift: Counter = "portolan_drift_total"
         "Changes by others to what is ours in the kernel; each is undone." [] Counter::default;
     events: Counter = "portolan_events_total"

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{Dataplane, Mode, Scope};
+use dataplane::{Audited, Dataplane, Drift, Mode, Scope};
 use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
@@ -36,6 +36,9 @@ use crate::{
 
 /// With nothing to do, the loop still comes round so often.
 const IDLE: Duration = Duration::from_secs(60);
+/// Between two rounds of the audit, and between two steps of a round.
+const AUDIT_ROUND: Duration = Duration::from_secs(60);
+const AUDIT_STEP: Duration = Duration::from_secs(1);
 /// How many updates are taken before the loop looks whether something is due.
 const BATCH: usize = 4096;
 /// How long the first programming waits for a Node object with an address, and for its pod CIDRs if they are
@@ -79,6 +82,10 @@ pub struct Reconciler {
     dataplane: Option<Box<dyn Dataplane>>,
     /// Rings when somebody else changed what the dataplane holds.
     drift: Arc<Notify>,
+    /// Somebody else changed something, and it is not mended yet.
+    drifted: bool,
+    /// When the next step of the audit is due.
+    audit_due: Instant,
     pacer: Pacer,
     /// The next write has to be complete: the first one, and after an error.
     complete: bool,
@@ -138,6 +145,8 @@ impl Reconciler {
             ports,
             dataplane: Some(dataplane),
             drift,
+            drifted: false,
+            audit_due: Instant::now() + AUDIT_ROUND,
             pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
@@ -188,7 +197,7 @@ impl Reconciler {
                     received = updates.recv_many(&mut batch, BATCH) => received > 0,
                     () = tokio::time::sleep_until(due.into()) => true,
                     () = drift.notified() => {
-                        self.complete = true;
+                        (self.complete, self.drifted) = (true, true);
                         true
                     }
                     () = seat.taken() => {
@@ -207,7 +216,34 @@ impl Reconciler {
             }
             self.take(&mut batch, Instant::now());
             next = self.turn(Instant::now());
+            next = next.into_iter().chain(self.audit(Instant::now())).min();
         }
+    }
+
+    /// With nothing else to do, looks at a part of what the kernel holds. Returns when to call again.
+    fn audit(&mut self, now: Instant) -> Option<Instant> {
+        if !self.serving || self.complete || !self.world.dirty().is_empty() {
+            return None;
+        }
+        if now < self.audit_due {
+            return Some(self.audit_due);
+        }
+        self.audit_due = now + AUDIT_ROUND;
+        let dataplane = self.dataplane.as_mut()?;
+        match catch_unwind(AssertUnwindSafe(|| dataplane.audit())) {
+            Ok(Ok(Audited { drift: Some(what), .. })) => {
+                let drift = Drift { what, by: None };
+                drift::tell(&drift, &self.ports.metrics, &self.ports.events);
+                (self.complete, self.drifted) = (true, true);
+                return self.turn(now);
+            }
+            Ok(Ok(Audited { more: true, .. })) => self.audit_due = now + AUDIT_STEP,
+            Ok(Ok(_)) => {}
+            // Others write meanwhile, or the kernel is short of memory: it is tried again.
+            Ok(Err(error)) => tracing::debug!(%error, "cannot look at what the kernel holds"),
+            Err(panic) => self.survive(&*panic, now),
+        }
+        Some(self.audit_due)
     }
 
     /// The other portolan has ended, and what it left is ours to keep.
@@ -436,6 +472,9 @@ impl Reconciler {
         }
         self.complete = false;
         self.serving = true;
+        if std::mem::take(&mut self.drifted) {
+            self.ports.metrics.drift_mended.with(&[]).add(1);
+        }
         if let Succession::Ahead(mode) = self.succession {
             self.succession = Succession::Begun(takeover::begin(mode));
         }

@@ -17,6 +17,9 @@ struct Script {
     /// One entry for each call: complete or not, and how many frontends the plan had.
     calls: Vec<(bool, usize)>,
     answers: Vec<Answer>,
+    /// What the next audit finds.
+    audit: Option<&'static str>,
+    audits: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -38,6 +41,12 @@ impl Dataplane for Fake {
             Some(Answer::Fail) => Err(Error::Several(Vec::new())),
             Some(Answer::Panic) => panic!("scripted"),
         }
+    }
+
+    fn audit(&mut self) -> Result<Audited, Error> {
+        let mut script = self.0.lock().expect("the fake does not panic with it");
+        script.audits += 1;
+        Ok(Audited { drift: script.audit.take().map(str::to_owned), more: true })
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {
@@ -341,4 +350,27 @@ fn a_host_without_an_address_is_not_waited_for() {
     assert!(bench.calls().is_empty(), "the host has not said yet what it has");
     bench.tell([Update::HostAddresses(Box::default())]);
     assert_eq!(bench.calls().len(), 1);
+}
+
+#[test]
+fn what_the_audit_finds_is_mended_at_once_and_counted() {
+    let mut bench = bench(false);
+    bench.now = bench.reconciler.audit_due;
+    assert_eq!(bench.reconciler.audit(bench.now), None, "nothing is known that could be looked at");
+    bench.list();
+    assert_eq!(bench.calls().len(), 1);
+    let due = bench.reconciler.audit(bench.now).expect("a round is under way");
+    assert_eq!(due, bench.now + AUDIT_STEP);
+    bench.reconciler.audit(bench.now);
+    assert_eq!(bench.script.lock().expect("unpoisoned").audits, 1, "not before it is due");
+
+    bench.script.lock().expect("unpoisoned").audit = Some("a rule is gone");
+    bench.now = due;
+    bench.reconciler.audit(bench.now);
+    assert_eq!(bench.calls().last(), Some(&(true, 1)), "all is written");
+    assert_eq!(bench.calls().len(), 2);
+    let metrics = bench.metrics.render();
+    for line in ["portolan_drift_total 1", "portolan_drift_mended_total 1"] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
 }
