@@ -7,7 +7,7 @@ use crate::{
     channel::Ack,
     codec::{Message, Reader, each_attr},
     conntrack::Flow,
-    nft,
+    ipset, ipvs, nft,
     route::{AddressChange, Link, read_address_change},
 };
 
@@ -30,6 +30,10 @@ fn decode_message(message: &Message<'_>) {
     Ack::read(message).ok();
     Flow::read(message).ok();
     Link::read(message).ok();
+    ipset::read_set(message, None).ok();
+    // Its messages have no kind of their own.
+    ipvs::read_service(message.body).ok();
+    ipvs::read_dest(message.body, Family::V6).ok();
     if let Ok(Some(AddressChange::Set(address))) = read_address_change(message) {
         address.is_usable();
     }
@@ -38,8 +42,8 @@ fn decode_message(message: &Message<'_>) {
 
 const ACK_TLVS: u16 = 0x200;
 
-/// Ends and errors, links and addresses, flows, and everything of nf_tables.
-const KINDS: [u16; 25] = [
-    2, 3, 16, 20, 21, 0x100, 0xa00, 0xa02, 0xa03, 0xa05, 0xa06, 0xa08, 0xa09, 0xa0b, 0xa0c, 0xa0e, 0xa0f,
-    0xa10, 0xa11, 0xa12, 0xa14, 0xa15, 0xa16, 0xa18, 0xaff,
+/// Ends and errors, links and addresses, flows, IP sets, and everything of nf_tables.
+const KINDS: [u16; 26] = [
+    2, 3, 16, 20, 21, 0x100, 0x607, 0xa00, 0xa02, 0xa03, 0xa05, 0xa06, 0xa08, 0xa09, 0xa0b, 0xa0c, 0xa0e,
+    0xa0f, 0xa10, 0xa11, 0xa12, 0xa14, 0xa15, 0xa16, 0xa18, 0xaff,
 ];

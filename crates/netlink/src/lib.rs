@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`nft`] | nf_tables: objects, expressions, [`nft::Batch`], the connection [`nft::Nft`], [`nft::Monitor`] |
 //! | [`conntrack`] | list flows by a filter, delete exactly one |
+//! | [`ipvs`] | virtual services and their real servers |
+//! | [`ipset`] | sets of addresses and ports that iptables rules look into |
 //! | [`route`] | addresses and their changes; links and routes as far as a test network needs them |
 //! | [`legacy`] | the shape of a table of ip_tables, to see that it changed |
 //! | [`netns`] | network namespaces held by a file descriptor |
@@ -27,6 +29,8 @@ pub mod error;
 pub mod fake;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod ipset;
+pub mod ipvs;
 pub mod legacy;
 pub mod netns;
 pub mod nft;

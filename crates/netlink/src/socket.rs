@@ -54,8 +54,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 pub enum Protocol {
     /// Links, addresses, routes.
     Route,
-    /// nf_tables, connection tracking.
+    /// nf_tables, connection tracking, IP sets.
     Netfilter,
+    /// Protocols that have a name instead of a number, IPVS among them.
+    Generic,
 }
 
 /// A netlink socket. It stays in the network namespace in which it was opened, whatever thread uses it.
@@ -72,6 +74,7 @@ impl Socket {
         let number = match protocol {
             Protocol::Route => None,
             Protocol::Netfilter => Some(netlink::NETFILTER),
+            Protocol::Generic => Some(netlink::GENERIC),
         };
         let flags = SocketFlags::CLOEXEC;
         let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, number)
