@@ -28,9 +28,9 @@ pub mod nftables;
 pub mod none;
 pub mod xtables;
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use model::{Changes, Family, PerFamily, Plan};
+use model::{Changes, Family, Frontend, PerFamily, Plan};
 
 pub use error::{Error, Unsupported};
 
@@ -51,6 +51,12 @@ pub trait Dataplane: Send {
         Ok(Audited::default())
     }
 
+    /// A meter of connections, for another thread; `None` where nothing is counted. It is opened in the network
+    /// namespace of the calling thread, which must be the dataplane's.
+    fn meter(&self) -> Result<Option<Box<dyn Meter>>, Error> {
+        Ok(None)
+    }
+
     /// A watch, for another thread, that tells when somebody else changes what we own. `None` where that cannot be
     /// told. It is opened in the network namespace of the calling thread, which must be the dataplane's.
     fn watch(&self) -> Result<Option<Box<dyn Watch>>, Error> {
@@ -62,6 +68,22 @@ pub trait Dataplane: Send {
 pub trait Watch: Send {
     /// The next change by somebody else; `None` if nothing happened for as long as `wait`.
     fn next(&mut self, wait: Duration) -> Result<Option<Drift>, netlink::Error>;
+}
+
+/// Reads how many connections the kernel has sent where.
+pub trait Meter: Send {
+    /// All that is counted now, one reading for each frontend and endpoint, in any order. What an endpoint that is
+    /// gone had counted is not here but in [`Applied::retired`].
+    fn read(&mut self) -> Result<Vec<Reading>, Error>;
+}
+
+/// New connections to a frontend that were sent to an endpoint. Those of a client that was remembered are not
+/// among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reading {
+    pub frontend: Frontend,
+    pub endpoint: SocketAddr,
+    pub connections: u64,
 }
 
 /// A change by somebody else.
@@ -109,6 +131,8 @@ pub struct Applied {
     pub fallbacks: Vec<Family>,
     /// How long others were waited for.
     pub lock_wait: Duration,
+    /// What elements that were removed or replaced had counted.
+    pub retired: Vec<Reading>,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.
     pub warnings: Vec<String>,
 }
@@ -136,6 +160,9 @@ pub struct Config {
     pub masquerade_bit: u8,
     /// The families to program. A table of a family that is not among them is left alone.
     pub families: PerFamily<bool>,
+    /// Connections are counted as long as frontends have no more endpoints than this in one family, each counted
+    /// once for each frontend; 0: not at all. Looked at only when everything is written.
+    pub counted_endpoints: usize,
     /// Which iptables to use; found out if `None`.
     pub xtables: Option<xtables::Variant>,
 }
@@ -145,6 +172,7 @@ impl Default for Config {
         Config {
             masquerade_bit: names::MASQUERADE_BIT,
             families: PerFamily { v4: true, v6: true },
+            counted_endpoints: 0,
             xtables: None,
         }
     }

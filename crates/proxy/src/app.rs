@@ -34,6 +34,7 @@ use crate::{
         Config,
         check::{Checked, Mode},
     },
+    connections::Connections,
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
     feed::Feed,
@@ -73,6 +74,7 @@ pub struct Proxy {
     pub status: Arc<Status>,
     pub metrics: Arc<Metrics>,
     pub problems: Arc<Problems>,
+    pub connections: Arc<Connections>,
     systemd: Arc<Systemd>,
     /// Why it cannot go on, if that happens.
     fatal: mpsc::Receiver<String>,
@@ -101,17 +103,16 @@ impl Proxy {
         let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
 
         describe(&metrics, &config, &feed);
-        let events = feed.access().map_or_else(Recorder::default, |access| {
-            Recorder::start(runtime.handle(), access, &node_name, &metrics)
-        });
-        let place = (node_name, families);
-        let (live, tuning) = Live::new((config, &checked), place, &status, netns.clone());
+        let events = recorder(&runtime, &feed, &node_name, &metrics);
+        let (live, tuning) = Live::new((config, &checked), (node_name, families), &status, netns.clone());
+        let connections = Arc::new(Connections::default());
         let for_dataplane = checked.clone();
         let ports = Ports {
             open: Box::new(move || open(&for_dataplane, families)),
             sweep: Box::new(|_, _| {}),
             publish: Box::new(|_, _| {}),
             events: events.clone(),
+            connections: Arc::clone(&connections),
             seat: Seat::default(),
             status: Arc::clone(&status),
             metrics: Arc::clone(&metrics),
@@ -139,7 +140,7 @@ impl Proxy {
         let (fatal_sender, fatal) = mpsc::channel(1);
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
-            outside: Outside { problems: Arc::clone(&problems), api },
+            outside: Outside { problems: Arc::clone(&problems), api, connections: Arc::clone(&connections) },
             config: live.current().clone(),
             flags,
             started,
@@ -151,6 +152,7 @@ impl Proxy {
             status,
             metrics,
             problems,
+            connections,
             systemd,
             fatal,
             give_up: fatal_sender,
@@ -208,11 +210,18 @@ impl Drop for Proxy {
     }
 }
 
+/// Where events go: to the API server, if there is one.
+fn recorder(runtime: &Runtime, feed: &Feed, node_name: &Arc<str>, metrics: &Arc<Metrics>) -> Recorder {
+    let start = |access| Recorder::start(runtime.handle(), access, node_name, metrics);
+    feed.access().map_or_else(Recorder::default, start)
+}
+
 /// Opens the dataplane for these families, in the network namespace of this thread. The error is one sentence.
 pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Dataplane>, String> {
     let config = dataplane::Config {
         masquerade_bit: checked.masquerade_bit,
         families,
+        counted_endpoints: checked.counted_endpoints as usize,
         ..dataplane::Config::default()
     };
     dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())

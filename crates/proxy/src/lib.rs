@@ -14,7 +14,7 @@
 //! - [`host`]: this machine's name, families and addresses
 //! - [`node`]: its kernel settings, and what on it gets in the way
 //! - [`status`], [`metrics`]: what the loop tells; [`health`], [`checks`], [`endpoints`], [`http`]: who asks
-//! - [`events`]: what the cluster is told
+//! - [`connections`]: what the kernel counted; [`events`]: what the cluster is told
 //! - [`systemd`]: what the service manager is told
 //! - [`log`], [`clock`], [`table`]: lines, times, columns
 
@@ -26,6 +26,7 @@ pub mod claim;
 pub mod clock;
 pub mod cmd;
 pub mod config;
+pub mod connections;
 pub mod drift;
 pub mod endpoints;
 pub mod events;

@@ -163,6 +163,9 @@ pub fn step(parsed: &Options, now: &Options) -> Step {
     if next.source != now.source {
         restart.push("source".to_owned());
     }
+    if next.counted_endpoints != now.counted_endpoints {
+        restart.push("countedEndpoints".to_owned());
+    }
     let node_port_range = (next.node_port_range != now.node_port_range).then(|| "nodePortRange".to_owned());
     let fields: Vec<String> =
         named(Effect::Live).into_iter().chain(node_port_range).chain(named(Effect::Nothing)).collect();

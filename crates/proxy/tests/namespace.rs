@@ -93,6 +93,16 @@ fn answers(lab: &Lab, from: &str, to: (Ipv4Addr, u16)) -> Vec<String> {
     names
 }
 
+/// The connections of the only service, once the last reading is old enough to be renewed.
+fn counted(proxy: &Proxy) -> u64 {
+    thread::sleep(Duration::from_millis(1100));
+    let mut text = String::new();
+    proxy.connections.render(&mut text);
+    let line = text.lines().find(|line| line.starts_with("portolan_service_connections_total{"));
+    line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
+        .unwrap_or_else(|| panic!("no count in {text}"))
+}
+
 #[test]
 fn files_are_served_followed_and_left_in_force() {
     // Somebody else removes it all.
@@ -140,10 +150,15 @@ fn follow_files(mode: &str, prepare: &dyn Fn(&Netns), harm: &dyn Fn(&Netns)) {
     assert_eq!(answers(&lab, "node-a", cluster), ["a1", "b1", "b2"], "the node to the cluster IP");
     assert_eq!(answers(&lab, "client", port), ["a1", "b1", "b2"], "the outside to the node port");
 
+    // Each connection was counted, three times forty of them; iptables does not count.
+    let counts = mode == "nftables";
+    assert!(!counts || counted(&proxy) == 120);
+
     let seen = proxy.status.commits();
     services(folder.path(), "10.244.1.1:8080, 10.244.2.2:8080");
     proxy.status.commit_after(seen, PATIENCE).expect("the change was seen");
     assert_eq!(answers(&lab, "client", port), ["a1", "b2"]);
+    assert!(!counts || counted(&proxy) == 160, "also those of the endpoint that is gone");
 
     // It is noticed and mended.
     harm(&node);

@@ -29,6 +29,8 @@ pub(super) struct Surroundings {
     /// Node ports are served on loopback addresses too.
     pub(super) loopback: bool,
     pub(super) service_cidrs: Vec<IpNet>,
+    /// Connections are counted.
+    pub(super) counted: bool,
 }
 
 /// Chains and sets that exist because some frontend needs them.
@@ -79,7 +81,8 @@ pub(super) fn frame(around: &Surroundings, in_use: &InUse) -> Frame {
     chains.push(mark_off_pods(around));
     chains.push(recall_affinity());
     chains.extend(in_use.kinds.iter().map(|kind| balancing(around, kind)));
-    Frame { sets: containers.iter().map(|container| container.definition(around.family)).collect(), chains }
+    let definition = |container: &Container| container.definition(around.family, around.counted);
+    Frame { sets: containers.iter().map(definition).collect(), chains }
 }
 
 /// Source ranges, and with loopback node ports the guard of loopback addresses: both look at what the sender

@@ -50,7 +50,7 @@ fn read_holdings<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Holdi
     let Some(found) = find(nft, family)? else { return Ok(Holdings::default()) };
     let (frame, foreign) = sort_out(read_frame(nft, family)?);
     let unlike = |set: &nft::Set| {
-        Container::parse(&set.name).is_none_or(|container| container.definition(family) != *set)
+        Container::parse(&set.name).is_none_or(|container| container.definition(family, set.counter) != *set)
     };
     if found.dormant || frame.sets.iter().any(unlike) {
         return Ok(Holdings { exists: false, replace: true, ..Holdings::default() });

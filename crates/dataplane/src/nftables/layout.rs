@@ -181,8 +181,13 @@ impl Container {
         }
     }
 
-    /// As the kernel is asked for it.
-    pub(super) fn definition(self, family: Family) -> Set {
+    /// As the kernel is asked for it. `counted`: the endpoints count the connections they are drawn for.
+    pub(super) fn definition(self, family: Family, counted: bool) -> Set {
+        let counter = counted && matches!(self, Container::Endpoints(..));
+        Set { counter, ..self.uncounted(family) }
+    }
+
+    fn uncounted(self, family: Family) -> Set {
         let name = self.name();
         let address: nft::Field = Type::address(wire(family)).into();
         let endpoint = || vec![Typeof::Daddr(wire(family)).into(), Typeof::Dport.into()];

@@ -6,8 +6,8 @@
 //!
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
-//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `probe` asks
-//! what the kernel can do, `watch` and `audit` see what others do.
+//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `meter` reads
+//! what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
 
 mod affinity;
 mod audit;
@@ -19,6 +19,7 @@ mod kernel;
 mod layout;
 mod lift;
 mod lower;
+mod meter;
 mod pass;
 mod probe;
 pub mod program;
@@ -56,6 +57,8 @@ pub struct Nftables<T = Socket> {
     audit: audit::Audit,
     /// In which families loopback addresses serve node ports.
     loopback: PerFamily<bool>,
+    /// In which families connections are counted.
+    counted: PerFamily<bool>,
 }
 
 impl Nftables<Socket> {
@@ -74,7 +77,8 @@ impl<T: Transport> Nftables<T> {
     /// Works over any connection, and takes for granted that the kernel can do what we need.
     pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
         let loopback = PerFamily { v4: false, v6: false };
-        Nftables { nft, config: config.clone(), known: None, audit: audit::Audit::default(), loopback }
+        let audit = audit::Audit::default();
+        Nftables { nft, config: config.clone(), known: None, audit, loopback, counted: loopback }
     }
 
     /// The connection: its port tells our own changes from those of others.
@@ -107,7 +111,11 @@ impl<T: Transport> Dataplane for Nftables<T> {
             Some(known) => known,
             None => self.read()?,
         };
+        if changes.is_none() {
+            self.counted = meter::worthwhile(plan, &known, self.config.counted_endpoints);
+        }
         let settings = Settings {
+            counted: self.counted,
             families: self.config.families,
             loopback: self.loopback,
             mark: 1 << (self.config.masquerade_bit % 32),
@@ -156,6 +164,14 @@ impl<T: Transport> Dataplane for Nftables<T> {
             self.audit.restart();
         }
         Ok(Audited { drift: found?, more: self.audit.is_under_way() })
+    }
+
+    fn meter(&self) -> Result<Option<Box<dyn crate::Meter>>, Error> {
+        if self.config.counted_endpoints == 0 {
+            return Ok(None);
+        }
+        let nft = Nft::open().map_err(|error| Error::kernel("read", "what was counted", error))?;
+        Ok(Some(Box::new(meter::Meter::new(nft, self.config.families))))
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {

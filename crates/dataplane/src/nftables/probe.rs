@@ -44,6 +44,7 @@ fn everything(family: Family) -> Frame {
         all_addresses: true,
         loopback: true,
         service_cidrs: vec![loopback_net(family)],
+        counted: true,
     };
     let (space, side) = (Space::Service, Side::Everyone);
     let class = Class::of(3, None);

@@ -62,6 +62,7 @@ pub(super) fn surroundings(plan: &Plan, family: Family, mark: u32, loopback: boo
         all_addresses: matches!(plan.node_ports(family), NodePortScope::All),
         loopback,
         service_cidrs: plan.service_cidrs(family).to_vec(),
+        counted: false,
     }
 }
 

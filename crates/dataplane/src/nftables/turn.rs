@@ -17,10 +17,10 @@ use super::{
     frame::{self, InUse, Surroundings},
     holdings::{Held, Holdings},
     layout::{Container, Space},
-    render,
+    meter, render,
     script::{Script, Subject},
 };
-use crate::{Applied, Error};
+use crate::{Applied, Error, Reading};
 
 /// See the module.
 pub(super) struct Turn<'a, T> {
@@ -43,6 +43,8 @@ pub(super) struct Settings {
     pub(super) loopback: PerFamily<bool>,
     /// The mark's bit that means "masquerade".
     pub(super) mark: u32,
+    /// Where connections are counted.
+    pub(super) counted: PerFamily<bool>,
 }
 
 /// What goes into the next batch.
@@ -92,8 +94,9 @@ impl<'a, T: Transport> Turn<'a, T> {
 
     /// Makes the rules of a table fit what the Plan says of all services at once.
     pub(super) fn surround(&mut self, family: Family) {
-        let Settings { mark, loopback, .. } = self.settings;
+        let Settings { mark, loopback, counted, .. } = self.settings;
         let around = render::surroundings(self.plan, family, mark, loopback[family]);
+        let around = Surroundings { counted: counted[family], ..around };
         let known = &mut self.known[family];
         let conflicts = || diff::frame(&known.frame, &frame::frame(&around, &known.installed)).conflict;
         if known.exists && known.around.is_none() && conflicts() {
@@ -169,9 +172,26 @@ impl<'a, T: Transport> Turn<'a, T> {
                 script.end_frame(family, &delta);
             }
         }
+        let retired = self.retire(&chunk);
         self.commit(&script, &chunk)?;
+        self.applied.retired.extend(retired);
         self.acknowledge(chunk, framed);
         Ok(())
+    }
+
+    /// What the elements that are about to go have counted. Metrics are not worth a failed commit: where the kernel
+    /// does not tell, nothing is carried over.
+    fn retire(&mut self, chunk: &Chunk) -> Vec<Reading> {
+        let mut retired = Vec::new();
+        for family in Family::BOTH.into_iter().filter(|family| self.settings.counted[*family]) {
+            if !self.known[family].exists {
+                continue;
+            }
+            let units = chunk.units.iter().filter(|unit| unit.frontend.family() == family);
+            let removed: Vec<&Placed> = units.flat_map(|unit| &unit.delta.removed).collect();
+            retired.extend(meter::find(self.nft, family, &removed));
+        }
+        retired
     }
 
     /// The rules a table needs after the chunk, if they are not those it has.

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod affinity;
+mod counts;
 mod flows;
 mod stage;
 mod verdicts;

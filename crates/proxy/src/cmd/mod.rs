@@ -88,7 +88,8 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
             tracing::info!("FLAG: --{name}={value:?}");
         }
     }
-    let checked = checked(&options.config)?;
+    let mut checked = checked(&options.config)?;
+    checked.counted_endpoints = options.counted_endpoints;
     for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
         tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");
     }

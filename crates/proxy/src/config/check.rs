@@ -14,7 +14,7 @@ use std::{
 use ipnet::IpNet;
 use model::{DetectLocal, Family, NodePortAddress, PerFamily};
 
-use super::{Config, StreamOptions, gates};
+use super::{Config, StreamOptions, gates, own};
 use crate::syntax::{GoDuration, parse_cidr, parse_ip, parse_socket};
 
 /// The minor version whose hidden metrics could still be asked for; kube-proxy refuses any other.
@@ -23,6 +23,8 @@ const PREVIOUS_MINOR: &str = "1.36";
 /// What the configuration says, parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
+    /// Connections are counted up to so many endpoints; from our own settings.
+    pub counted_endpoints: u32,
     pub mode: Mode,
     /// `bindAddress`, where it is a specific one.
     pub bind_address: Option<IpAddr>,
@@ -108,6 +110,7 @@ pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
     let bit =
         if mode == Mode::Nftables { config.nftables.masquerade_bit } else { config.iptables.masquerade_bit };
     Ok(Checked {
+        counted_endpoints: own::COUNTED_ENDPOINTS,
         mode,
         bind_address: bind_address.filter(|ip| !ip.is_unspecified()),
         healthz,

@@ -12,7 +12,11 @@ fn endpoints(profiling: bool) -> Endpoints {
     config.settle();
     Endpoints {
         metrics: Arc::new(Metrics::new(SystemTime::UNIX_EPOCH)),
-        outside: Outside { problems: Arc::new(Problems::new()), api: Some(Arc::default()) },
+        outside: Outside {
+            problems: Arc::new(Problems::new()),
+            api: Some(Arc::default()),
+            connections: Arc::default(),
+        },
         config: Current::new(config),
         flags: BTreeMap::from([("v", "0".to_owned())]),
         started: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_500),

@@ -21,7 +21,7 @@ use crate::{
     config::{
         Config,
         decode::{self, Notice},
-        own::{Own, PortRange},
+        own::{COUNTED_ENDPOINTS, Own, PortRange},
     },
     syntax::{GoDuration, parse_ip},
 };
@@ -43,6 +43,8 @@ pub struct Options {
     pub help: bool,
     pub source: Source,
     pub node_port_range: PortRange,
+    /// Connections are counted up to so many endpoints.
+    pub counted_endpoints: u32,
     /// Flags that belong to whichever mode is in use; which one is known only at the end.
     per_mode: PerMode,
     healthz_port: i32,
@@ -74,6 +76,7 @@ impl Default for Options {
             help: false,
             source: Source::Kubernetes,
             node_port_range: PortRange::default(),
+            counted_endpoints: COUNTED_ENDPOINTS,
             per_mode: PerMode {
                 masquerade_all: false,
                 sync_period: max,
@@ -126,7 +129,8 @@ impl Options {
     }
 
     fn apply_own(&mut self, own: Own) {
-        let Own { mode, source, node_port_range, api_version: _, kind: _ } = own;
+        let Own { mode, counted_endpoints, source, node_port_range, api_version: _, kind: _ } = own;
+        self.counted_endpoints = counted_endpoints.unwrap_or(self.counted_endpoints);
         self.config.mode = mode.unwrap_or(std::mem::take(&mut self.config.mode));
         self.source = source.unwrap_or(std::mem::take(&mut self.source));
         self.node_port_range = node_port_range.unwrap_or(self.node_port_range);

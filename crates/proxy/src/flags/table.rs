@@ -47,6 +47,17 @@ pub const FLAGS: &[Flag<Options>] = &[
     )
     .always(),
     value(
+        "counted-endpoints",
+        "uint32",
+        "10000",
+        "Count connections for metrics up to so many endpoints; 0 counts none.",
+        |o, v| {
+            o.counted_endpoints = number(v, "ParseUint")?;
+            Ok(())
+        },
+    )
+    .always(),
+    value(
         "write-config-to",
         "file",
         "",

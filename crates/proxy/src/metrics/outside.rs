@@ -8,7 +8,10 @@ use model::Kind;
 use source::{Problems, kube};
 
 use super::{Metrics, registry::About};
-use crate::config::{Config, gates};
+use crate::{
+    config::{Config, gates},
+    connections::{self, Connections},
+};
 
 const BAD_OBJECTS: About = About {
     name: "portolan_bad_objects_total",
@@ -17,8 +20,10 @@ const BAD_OBJECTS: About = About {
     help: "Objects, or parts of them, that could not be used.",
 };
 
+type Find = fn(&kube::KindStatus) -> Option<f64>;
+
 /// What is told of each kind that is followed, and where it is found.
-const API: [(About, fn(&kube::KindStatus) -> Option<f64>); 5] = [
+const API: [(About, Find); 5] = [
     (api("portolan_api_connected", "gauge", "A list or watch is open now."), |status| {
         Some(f64::from(u8::from(status.connected)))
     }),
@@ -56,6 +61,8 @@ pub struct Outside {
     pub problems: Arc<Problems>,
     /// How the connections to the API server fare, if there are any.
     pub api: Option<Arc<kube::Status>>,
+    /// What the kernel counted.
+    pub connections: Arc<Connections>,
 }
 
 impl Outside {
@@ -64,6 +71,7 @@ impl Outside {
         let problems = self.problems.counts().filter(|(_, count)| *count > 0);
         BAD_OBJECTS
             .write(out, problems.map(|(reason, count)| (vec![reason.label().to_owned()], count as f64)));
+        self.connections.render(out);
         let Some(api) = &self.api else { return };
         let kinds = Kind::ALL.map(|kind| (label(kind), api.of(kind)));
         for (about, value) in &API {
@@ -95,7 +103,11 @@ pub fn features(metrics: &Metrics, config: &Config) {
 
 /// The names that [`Outside::render`] writes.
 pub(super) fn names() -> impl Iterator<Item = About> {
-    API.into_iter().map(|(about, _)| about).chain([BAD_OBJECTS])
+    API.into_iter().map(|(about, _)| about).chain([
+        BAD_OBJECTS,
+        connections::OF_SERVICES,
+        connections::OF_ENDPOINTS,
+    ])
 }
 
 fn label(kind: Kind) -> &'static str {

@@ -17,8 +17,10 @@ const fn about(name: &'static str, kind: &'static str, help: &'static str) -> Ab
     About { name, kind, labels: &[], help }
 }
 
+type Find = fn() -> Option<f64>;
+
 /// What there is to tell of a process, and how to find it.
-const PROCESS: [(About, fn() -> Option<f64>); 8] = [
+const PROCESS: [(About, Find); 8] = [
     (
         about("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds."),
         cpu_secs,

@@ -23,7 +23,9 @@ use tokio::sync::{Notify, mpsc::Receiver, watch};
 
 use crate::{
     claim::Seat,
-    clock, drift,
+    clock,
+    connections::Connections,
+    drift,
     events::{Note, Recorder, Regarding},
     host,
     metrics::{Metrics, ip_family},
@@ -59,6 +61,7 @@ pub struct Ports {
     pub sweep: Sweep,
     pub publish: Publish,
     pub events: Recorder,
+    pub connections: Arc<Connections>,
     /// The right to write to this kernel. Until it is ours everything is got ready, and nothing written.
     pub seat: Seat,
     pub status: Arc<Status>,
@@ -133,6 +136,11 @@ impl Reconciler {
     /// Opens the dataplane. `stand_in`: the source may have no Node object; then the host's own addresses do.
     pub fn new(mut ports: Ports, max_backoff: Duration, stand_in: bool) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
+        match dataplane.meter() {
+            Ok(Some(meter)) => ports.connections.attach(meter),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "connections are not told in metrics"),
+        }
         let Tuning { settings, max_pause } = ports.tuning.borrow_and_update().clone();
         // As long as another portolan writes, changes are no drift.
         let drift = match ports.seat.is_ours() {
@@ -408,6 +416,7 @@ impl Reconciler {
         };
         let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
         let applied = dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;
+        self.ports.connections.retire(&applied.retired);
         for warning in &applied.warnings {
             tracing::warn!("{warning}");
         }
@@ -466,7 +475,9 @@ impl Reconciler {
         metrics.endpoint_changes_pending.with(&[]).set(0.0);
         let waiting = std::mem::take(&mut self.waiting);
         self.trigger_times(&waiting.trigger_times_nanos, changes, now);
-        (self.ports.publish)(&self.plan, (!self.complete).then_some(changes));
+        let told = (!self.complete).then_some(changes);
+        self.ports.connections.follow(&self.plan, told);
+        (self.ports.publish)(&self.plan, told);
         if !waiting.flows.is_empty() {
             (self.ports.sweep)(&self.plan, &Changes { flows: waiting.flows, ..Changes::default() });
         }

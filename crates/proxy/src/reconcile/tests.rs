@@ -95,6 +95,7 @@ fn bench(stand_in: bool) -> Bench {
         }),
         publish: Box::new(move |_, changes| publisher.lock().expect("unpoisoned").push(changes.cloned())),
         events: Recorder::default(),
+        connections: Arc::default(),
         seat: Seat::free(),
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),

@@ -214,6 +214,7 @@ fn watched_loop(systemd: Systemd) -> (Reconciler, channel::Sender<()>) {
         sweep: Box::new(|_, _| {}),
         publish: Box::new(|_, _| {}),
         events: crate::events::Recorder::default(),
+        connections: Arc::default(),
         status: Arc::new(Status::new(families, 30 * SECOND, false)),
         metrics: Arc::new(Metrics::new(SystemTime::now())),
         tuning: tokio::sync::watch::channel(Tuning { settings, max_pause: SECOND }).1,
