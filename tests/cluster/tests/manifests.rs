@@ -182,9 +182,20 @@ fn the_chart_lints_and_the_api_server_takes_it() {
     ] {
         let (rendered, text, errors) = render(set);
         assert!(rendered, "{errors}");
-        let own_map = usize::from(set.contains(&server));
-        assert_eq!(accepted(&stage, &text), 4 + own_map, "account, role, binding, pods");
+        assert_eq!(accepted(&stage, &text), 5, "account, role, binding, configuration, pods");
     }
+    // The program takes what the chart writes.
+    let (_, text, _) =
+        render(&[server, "config.nodePortAddresses={primary,10.0.0.0/8}", "config.conntrack.min=1000"]);
+    let written = text.split("  config.conf: |-\n").nth(1).expect("it is in the ConfigMap").lines();
+    let written: Vec<&str> = written.map_while(|line| line.strip_prefix("    ")).collect();
+    let file = stage.state().join("chart.conf");
+    fs::write(&file, written.join("\n")).expect("the state folder takes files");
+    let program = std::env::var_os("PORTOLAN_PROGRAM").expect("the stage has it");
+    let checked =
+        Command::new(program).args(["check-config", "--strict"]).arg(&file).output().expect("it runs");
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(checked.status.success() && said.contains("conntrack.min"), "{said}");
     // What cannot work is refused in a sentence.
     for (set, word) in [
         (&[][..], "set apiServer to the real address"),

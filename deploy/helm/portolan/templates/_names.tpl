@@ -15,10 +15,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default (print .Chart.AppVersion $suffix) }}
 {{- end }}
 
-{{- define "portolan.configMap" -}}
-{{ .Values.existingConfigMap | default "portolan" }}
-{{- end }}
-
 {{/* The port of an address such as 0.0.0.0:10256 or [::]:10256. */}}
 {{- define "portolan.port" -}}
 {{ regexFind "[0-9]+$" . }}
