@@ -14,7 +14,7 @@ use portolan_tests::root;
 use proxy::{flags, metrics::Metrics};
 
 /// Flags of other programs, and of commands of ours. Each is accepted only on a line that names its program.
-const FOREIGN_FLAGS: [(&str, &[&str]); 14] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 13] = [
     (
         "kubectl",
         &[
@@ -44,7 +44,6 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 14] = [
     ("nft", &["--handle"]),
     ("cargo", &["--all-targets", "--bin", "--locked", "--package", "--release", "--target"]),
     ("apt-get", &["--no-install-recommends", "--yes"]),
-    ("apk", &["--no-cache"]),
     ("COPY", &["--from"]),
     ("RUN", &["--mount"]),
 ];

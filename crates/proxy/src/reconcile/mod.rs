@@ -370,6 +370,9 @@ impl Reconciler {
         self.systemd.status(&match self.ports.status.report(SystemTime::now()).failure {
             Some(failure) => format!("cannot program the kernel: {failure}"),
             None if self.serving => "all services are in force".to_owned(),
+            None if !self.ports.seat.is_ours() => {
+                "waiting until another portolan on this node ends".to_owned()
+            }
             None => "waiting for a complete view of the cluster".to_owned(),
         });
         self.systemd.round(Instant::now(), self.serving)
