@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use super::*;
-use crate::{fake::Recorder, testing::scratch_netns};
+use crate::{fake::Recorder, route::Route, testing::scratch_netns};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -82,6 +82,10 @@ fn a_kernel_that_answers_too_little_is_noticed() {
 /// Where the kernel has no IPVS there is nothing to test; where a CI says it must be there, it must.
 fn scratch_ipvs(test: &str) -> Option<Ipvs> {
     let netns = scratch_netns(test)?;
+    // Without a device that is up there are no local addresses, and real servers are refused.
+    let mut route = Route::open_in(&netns).expect("a socket");
+    let lo = route.link_index("lo").expect("lo");
+    route.set_up(lo, true).expect("lo up");
     match Ipvs::open_in(&netns) {
         Ok(ipvs) => Some(ipvs),
         Err(error) if error.is_not_found() && std::env::var_os("PORTOLAN_HAS_IPVS").is_none() => {

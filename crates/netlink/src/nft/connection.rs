@@ -2,7 +2,11 @@
 
 //! The connection to nf_tables: commit batches, list objects.
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
 
 use rustix::io::Errno;
 
@@ -205,6 +209,9 @@ impl<T: Transport> Nft<T> {
     /// Visits all elements of a set or map, in no order, without keeping them.
     ///
     /// Begins again, with [`Visit::Start`], when something changed meanwhile; [`Error::Interrupted`] if that goes on.
+    ///
+    /// A hash table that grows while it is listed shows some elements twice and others never, and no kernel tells: so
+    /// that begins again as well. Where packets add elements it may never end; then the last listing has to do.
     pub fn elements(
         &mut self,
         table: TableRef<'_>,
@@ -215,11 +222,24 @@ impl<T: Transport> Nft<T> {
             w.str(encode::LIST_TABLE, table.name);
             w.str(encode::LIST_SET, set);
         };
+        let mut patience = ATTEMPTS;
         retry(|| {
+            patience -= 1;
             visit(Visit::Start);
+            let mut seen = Seen::default();
             self.dump(("list elements", msg::GETSETELEM), table.family, ask, |attrs| {
-                decode::elements(attrs, |element| visit(Visit::Element(*element))).map(|_| ())
-            })
+                let each = |element: &Element<'_>| {
+                    seen.note(element);
+                    visit(Visit::Element(*element));
+                };
+                decode::elements(attrs, each).map(|_| ())
+            })?;
+            if seen.twice && patience > 0 {
+                // Growing takes a moment.
+                std::thread::sleep(Duration::from_millis(1));
+                return Err(Error::Interrupted);
+            }
+            Ok(())
         })
     }
 
@@ -324,6 +344,22 @@ impl<R> InTable<'_, R> {
     /// The object if it is in this table. Not every listing is restricted by the kernel.
     fn of(self, table: TableRef<'_>) -> Option<R> {
         (self.table == table.name).then_some(self.object)
+    }
+}
+
+/// Finds out whether a listing shows an element twice, without keeping elements.
+#[derive(Default)]
+struct Seen {
+    hashes: HashSet<u64>,
+    /// Another one each time, so that two elements that happen to have the same hash have not the next time.
+    hasher: RandomState,
+    twice: bool,
+}
+
+impl Seen {
+    fn note(&mut self, element: &Element<'_>) {
+        let hash = self.hasher.hash_one((element.key, element.key_end, element.interval_end));
+        self.twice |= !self.hashes.insert(hash);
     }
 }
 
