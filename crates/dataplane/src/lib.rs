@@ -46,7 +46,7 @@ pub trait Dataplane: Send {
     fn dump(&mut self) -> Result<String, Error>;
 
     /// Compares a small part of what the kernel holds with what it should hold; the next call goes on with the next
-    /// part. Finds what no [`Watch`] told, for [`Scope::All`] to mend. Costs milliseconds.
+    /// part. Finds what no [`Watch`] told, for [`Scope::All`] to mend. What a call costs is bounded.
     fn audit(&mut self) -> Result<Audited, Error> {
         Ok(Audited::default())
     }

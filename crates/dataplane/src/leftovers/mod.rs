@@ -12,9 +12,11 @@
 //!
 //! - `nft`: tables of nftables modes, and chains that the nft variant of iptables wrote; by netlink
 //! - `legacy`: chains in tables of the legacy variant; by its tools
+//! - `ipvs`: virtual servers, their link and their sets; by netlink
 //! - `fate`: which chains go and which stay; pure
 
 mod fate;
+mod ipvs;
 mod legacy;
 mod nft;
 #[cfg(test)]
@@ -25,6 +27,7 @@ use std::collections::BTreeMap;
 use model::Family;
 use netlink::nft::{Nft, TableRef};
 
+use self::ipvs::Busy;
 pub(crate) use self::legacy::remove_from;
 use crate::{Mode, names, nftables::wire, xtables::leftovers as chains};
 
@@ -121,5 +124,6 @@ pub fn remove(own: Option<Mode>) -> Report {
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),
     }
     legacy::remove_chains(&is_doomed, &mut report);
+    ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
     report
 }

@@ -207,3 +207,32 @@ fn tables_of_nftables_modes_go() {
         Some(())
     });
 }
+
+/// Without IPVS in this kernel: the link, the sets, and the rules that use them.
+#[test]
+fn what_the_ipvs_mode_leaves_goes() {
+    alone(|| {
+        let setup = [
+            "ipset create KUBE-CLUSTER-IP hash:ip,port",
+            "ipset create KUBE-6-LOAD-BALANCER-SOURCE-CID hash:ip,port,net family inet6",
+            "ipset create mine hash:ip",
+            "iptables-nft -t nat -N KUBE-SERVICES",
+            "iptables-nft -t nat -N KUBE-MARK-MASQ",
+            "iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES",
+            "iptables-nft -t nat -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ",
+        ];
+        for line in setup {
+            tool(&line.split(' ').collect::<Vec<_>>(), "")?;
+        }
+        // Not every kernel has links of this kind.
+        let mut route = netlink::route::Route::open().expect("a socket");
+        let linked = route.add_link("kube-ipvs0", netlink::route::LinkKind::Dummy).is_ok();
+        let report = remove(Some(Mode::Nftables));
+        assert_eq!((report.failed.clone(), report.kept.clone()), (Vec::new(), Vec::new()));
+        assert!(report.removed.contains(&"2 sets".to_owned()), "{report:?}");
+        assert_eq!(report.removed.contains(&"link kube-ipvs0".to_owned()), linked, "{report:?}");
+        assert!(route.link("kube-ipvs0").is_err());
+        assert_eq!(tool(&["ipset", "list", "-name"], "")?, "mine\n");
+        Some(())
+    });
+}

@@ -3,7 +3,7 @@
 //! A slow look at what the kernel really holds, a small part at a time, for what no notification told.
 //!
 //! A small table is read whole. Of a large one the rules are read, and of its elements those that ought to be there are
-//! asked for, some hundreds at a time, so that a step costs milliseconds however large the cluster is. What is there
+//! asked for, some hundreds at a time, so that a step costs the same however large the cluster is. What is there
 //! and ought not is found in a large table only by the next complete write.
 
 use std::{collections::VecDeque, net::IpAddr};

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What kube-proxy's ipvs mode leaves beside its chains: virtual servers, the addresses they need, and sets.
+//!
+//! A connection that goes by a virtual server ends with it, other than one that a rule translated. So a server stays
+//! until its connections have ended. New ones do not reach it any more: ours are translated before.
+
+use std::{collections::HashSet, fs, net::IpAddr};
+
+use netlink::{
+    ipset::{Element, Ipset},
+    ipvs::{Change, Ipvs, ServiceKey},
+    route::Route,
+};
+
+use super::Report;
+
+/// The link that has all service addresses.
+const DEVICE: &str = "kube-ipvs0";
+/// There as long as the kernel has IPVS loaded. To ask for IPVS itself could load it.
+const LOADED: &str = "/proc/thread-self/net/ip_vs";
+/// The same for sets.
+const SETS_LOADED: &str = "/sys/module/ip_set";
+
+/// All sets of the mode, in IPv4. For IPv6, `KUBE-` is `KUBE-6-`, cut to the 31 characters that a name may have.
+const SETS: [&str; 17] = [
+    "KUBE-LOOP-BACK",
+    "KUBE-CLUSTER-IP",
+    "KUBE-EXTERNAL-IP",
+    "KUBE-EXTERNAL-IP-LOCAL",
+    "KUBE-LOAD-BALANCER",
+    "KUBE-LOAD-BALANCER-LOCAL",
+    "KUBE-LOAD-BALANCER-FW",
+    "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+    "KUBE-LOAD-BALANCER-SOURCE-IP",
+    "KUBE-NODE-PORT-TCP",
+    "KUBE-NODE-PORT-LOCAL-TCP",
+    "KUBE-NODE-PORT-UDP",
+    "KUBE-NODE-PORT-LOCAL-UDP",
+    "KUBE-NODE-PORT-SCTP-HASH",
+    "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+    "KUBE-HEALTH-CHECK-NODE-PORT",
+    "KUBE-IPVS-IPS",
+];
+/// Those with the node ports that virtual servers on the node's own addresses have.
+const NODE_PORTS: [&str; 4] =
+    ["KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-TCP", "KUBE-6-NODE-PORT-UDP"];
+
+/// What to do with a server that has connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    /// It stays until they have ended.
+    Stays,
+    Goes,
+}
+
+/// Removes all of it. Chains that use the sets must have gone before.
+pub(super) fn remove(busy: Busy, report: &mut Report) {
+    let mut sets = fs::exists(SETS_LOADED).unwrap_or(false).then(Ipset::open).and_then(Result::ok);
+    match remove_servers(busy, sets.as_mut(), report) {
+        Ok(0) => {}
+        Ok(count) => {
+            report.kept.push(format!(
+                "{count} virtual servers of IPVS, with {DEVICE}, stay until their connections have ended"
+            ));
+            return;
+        }
+        Err(error) => {
+            report.failed.push(format!("virtual servers of IPVS: {error}"));
+            return;
+        }
+    }
+    if let Some(sets) = &mut sets {
+        remove_sets(sets, report);
+    }
+}
+
+/// Removes the servers and, if none has to stay, the link; how many have to.
+fn remove_servers(
+    busy: Busy,
+    sets: Option<&mut Ipset>,
+    report: &mut Report,
+) -> Result<usize, netlink::Error> {
+    let mut route = Route::open()?;
+    let Some(device) = route.links()?.into_iter().find(|link| link.name == DEVICE) else { return Ok(0) };
+    let (theirs, own): (Vec<_>, Vec<_>) =
+        route.addresses()?.into_iter().partition(|address| address.link == device.index);
+    let scope = Ownership {
+        service_ips: theirs.iter().map(|address| address.address).collect(),
+        node_ips: own.iter().map(|address| address.address).collect(),
+        node_ports: sets.map(node_ports).unwrap_or_default(),
+    };
+    let mut staying = 0;
+    if fs::exists(LOADED).unwrap_or(false) {
+        let mut ipvs = Ipvs::open()?;
+        let mut idle = Vec::new();
+        for key in
+            ipvs.services()?.into_iter().map(|held| held.service.key).filter(|key| scope.is_theirs(key))
+        {
+            match busy {
+                Busy::Stays if is_busy(&mut ipvs, key)? => staying += 1,
+                _ => idle.push(Change::RemoveService(key)),
+            }
+        }
+        let refusals = ipvs.apply(&idle)?;
+        let refused = refusals.iter().filter(|refusal| !refusal.is_harmless(&idle[refusal.index]));
+        staying += refused.count();
+        if !idle.is_empty() {
+            report.removed.push(format!("{} virtual servers of IPVS", idle.len()));
+        }
+    }
+    if staying == 0 {
+        route.delete_link(device.index)?;
+        report.removed.push(format!("link {DEVICE}"));
+    }
+    Ok(staying)
+}
+
+/// Whether it has connections.
+fn is_busy(ipvs: &mut Ipvs, key: ServiceKey) -> Result<bool, netlink::Error> {
+    let dests = ipvs.dests(key)?;
+    Ok(dests.iter().any(|dest| dest.active > 0 || dest.inactive > 0))
+}
+
+fn node_ports(sets: &mut Ipset) -> HashSet<u16> {
+    let held = NODE_PORTS.iter().filter_map(|name| sets.read(name).ok().flatten());
+    let elements = held.flat_map(|held| held.elements);
+    elements.filter_map(|element| if let Element::Port(port) = element { Some(port) } else { None }).collect()
+}
+
+fn remove_sets(sets: &mut Ipset, report: &mut Report) {
+    let held = match sets.heads() {
+        Ok(held) => held,
+        Err(error) => return report.failed.push(format!("sets: {error}")),
+    };
+    let mut removed = 0;
+    for name in held.iter().map(|held| &held.name).filter(|name| is_set(name)) {
+        match sets.destroy(name) {
+            Ok(_) => removed += 1,
+            Err(error) => report.failed.push(format!("set {name}: {error}; is it in use by a rule?")),
+        }
+    }
+    if removed > 0 {
+        report.removed.push(format!("{removed} sets"));
+    }
+}
+
+fn is_set(name: &str) -> bool {
+    SETS.iter().any(|v4| {
+        let v6: String = v4.replacen("KUBE-", "KUBE-6-", 1).chars().take(31).collect();
+        name == *v4 || name == v6
+    })
+}
+
+/// Whose a virtual server is. Others use IPVS too, keepalived for one.
+struct Ownership {
+    service_ips: HashSet<IpAddr>,
+    node_ips: HashSet<IpAddr>,
+    node_ports: HashSet<u16>,
+}
+
+impl Ownership {
+    fn is_theirs(&self, ServiceKey { address, port, .. }: &ServiceKey) -> bool {
+        let is_node_port = self.node_ips.contains(address) && self.node_ports.contains(port);
+        self.service_ips.contains(address) || is_node_port
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn names_of_both_families_are_known() {
+        for name in [
+            "KUBE-CLUSTER-IP",
+            "KUBE-6-CLUSTER-IP",
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID",
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
+        ] {
+            assert!(is_set(name), "{name}");
+        }
+        for name in ["KUBE-", "KUBE-MINE", "cali40all", "KUBE-6-LOAD-BALANCER-SOURCE-CIDR"] {
+            assert!(!is_set(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn servers_of_others_are_not_theirs() {
+        let ips = |text: &str| text.split(' ').map(|ip| ip.parse().expect("an address")).collect();
+        let scope = Ownership {
+            service_ips: ips("10.96.0.1 fd00::1"),
+            node_ips: ips("192.0.2.1"),
+            node_ports: HashSet::from([30_080]),
+        };
+        let is_theirs = |at: &str| {
+            let at: SocketAddr = at.parse().expect("an address and a port");
+            scope.is_theirs(&ServiceKey { protocol: 6, address: at.ip(), port: at.port() })
+        };
+        assert!(is_theirs("10.96.0.1:443") && is_theirs("[fd00::1]:53") && is_theirs("192.0.2.1:30080"));
+        assert!(!is_theirs("192.0.2.1:80") && !is_theirs("198.51.100.1:30080"));
+    }
+}
