@@ -27,6 +27,12 @@ impl Interner {
         self.hints.share(&hints, |hints| Arc::new(hints.clone()))
     }
 
+    /// Takes over what another one holds.
+    pub(crate) fn absorb(&mut self, other: Interner) {
+        self.strings.absorb(other.strings);
+        self.hints.absorb(other.hints);
+    }
+
     /// How many strings are held.
     #[cfg(test)]
     fn len(&self) -> usize {
@@ -53,6 +59,14 @@ impl<T: ?Sized + Eq + Hash> Table<T> {
         let made = make(value);
         self.entries.insert(Arc::clone(&made));
         made
+    }
+
+    /// Of two equal values the one known here stays; the other one goes with those who hold it.
+    fn absorb(&mut self, other: Table<T>) {
+        for entry in other.entries.into_iter().filter(|entry| Arc::strong_count(entry) > 1) {
+            self.entries.get_or_insert(entry);
+        }
+        self.sweep_at = self.sweep_at.max(self.entries.len() * 2);
     }
 }
 
@@ -92,6 +106,16 @@ mod tests {
         let held: Vec<_> = (0..50_000).map(|n| interner.string(&format!("in-use-{n}"))).collect();
         assert!(interner.strings.sweep_at >= 50_000 && interner.strings.sweep_at <= 2 * 50_000);
         drop(held);
+    }
+
+    #[test]
+    fn what_another_one_holds_is_known() {
+        let (mut one, mut two) = (Interner::default(), Interner::default());
+        let (ours, theirs, new) = (one.string("a"), two.string("a"), two.string("b"));
+        two.string("unused");
+        one.absorb(two);
+        assert!(Arc::ptr_eq(&ours, &one.string("a")) && Arc::ptr_eq(&new, &one.string("b")));
+        assert_eq!((one.len(), &*theirs), (2, "a"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod endpoints;
 mod manifest;
 mod notify;
 mod plain;
+mod read;
 mod scan;
 mod settle;
 mod store;
@@ -34,8 +35,7 @@ mod sequence_tests;
 
 use std::{
     collections::BTreeSet,
-    fs::File,
-    io::{self, BufRead, BufReader, Read},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -48,9 +48,10 @@ use tokio::{sync::mpsc::Sender, time::Instant};
 use self::{
     manifest::ManifestScope,
     notify::Notifier,
-    scan::{Identity, Name, Stamp},
+    read::Parser,
+    scan::{Identity, Name},
     settle::{Desk, Notices, Verdict},
-    store::{Outcome, Store},
+    store::Store,
 };
 use crate::{
     intern::Interner,
@@ -84,6 +85,19 @@ pub async fn run(target: PathBuf, node_name: Arc<str>, problems: Arc<Problems>, 
         let Some(mut owned) = reader.take() else {
             return;
         };
+        if owned.is_brief(&notices, Instant::now()) {
+            // To wake another thread would cost more than to read a small file.
+            let mut updates = Vec::new();
+            let look = owned.look(&notices, Instant::now(), &problems, &mut |update| updates.push(update));
+            for update in updates {
+                if out.send(update).await.is_err() {
+                    return;
+                }
+            }
+            reader = Some(owned);
+            notices = notifier.wait(look.look_again).await;
+            continue;
+        }
         let (problems, out) = (Arc::clone(&problems), out.clone());
         let looked = tokio::task::spawn_blocking(move || {
             // Told one by one, as they are read: nothing else holds all of them. If nobody listens, the loop ends.
@@ -118,9 +132,7 @@ pub(crate) fn read_bytes(path: &Path, mut bytes: &[u8]) {
 /// Everything that is kept between two looks.
 struct Reader {
     target: PathBuf,
-    node_name: Arc<str>,
-    interner: Interner,
-    hasher: DefaultHashBuilder,
+    parser: Parser,
     desk: Desk,
     store: Store,
     /// The folder the files are in, as it was when it was last looked at as a whole.
@@ -132,8 +144,6 @@ struct Reader {
     next_audit: Instant,
     /// That the folder cannot be looked into is said once, not on each attempt.
     away: bool,
-    /// What small files are read into.
-    buffer: Vec<u8>,
 }
 
 /// How far the first list is.
@@ -160,9 +170,7 @@ impl Reader {
     fn new(target: PathBuf, node_name: Arc<str>) -> Reader {
         Reader {
             target,
-            node_name,
-            interner: Interner::default(),
-            hasher: DefaultHashBuilder::default(),
+            parser: Parser::new(node_name),
             desk: Desk::default(),
             store: Store::default(),
             folder: PathBuf::new(),
@@ -171,17 +179,12 @@ impl Reader {
             patience: PATIENCE,
             next_audit: Instant::now(),
             away: false,
-            buffer: Vec::new(),
         }
     }
 
     /// Looks at the files that notices name or that are due; at all of them if there is reason to, or if it is time.
     fn look(&mut self, notices: &Notices, now: Instant, problems: &Problems, tell: Tell<'_>) -> Look {
-        let is_partial = !notices.concern_all()
-            && self.progress != Progress::Silent
-            && !self.away
-            && now < self.next_audit;
-        let decided = if is_partial { self.look_at_some(notices, now) } else { None };
+        let decided = if self.is_partial(notices, now) { self.look_at_some(notices, now) } else { None };
         let (read, gone) = match decided {
             Some(decided) => decided,
             None => match self.look_at_all(notices, now) {
@@ -207,6 +210,21 @@ impl Reader {
         let pause = if self.progress == Progress::Listed { self.next_audit } else { now + SOON };
         let look_again = self.desk.next_due().map_or(pause, |due| due.min(pause));
         Look { look_again, error: None }
+    }
+
+    fn is_partial(&self, notices: &Notices, now: Instant) -> bool {
+        !notices.concern_all() && self.progress != Progress::Silent && !self.away && now < self.next_audit
+    }
+
+    /// Whether a look will be over so soon that nobody has to wait for it.
+    fn is_brief(&self, notices: &Notices, now: Instant) -> bool {
+        let is_small = |name: &std::ffi::OsString| {
+            std::fs::metadata(self.folder.join(name)).map_or(true, |found| found.len() <= read::SMALL as u64)
+        };
+        self.is_partial(notices, now)
+            && !notices.files.is_empty()
+            && notices.files.len() + self.desk.due(now).count() <= FEW
+            && notices.files.keys().all(is_small)
     }
 
     /// A file that is being written as we start may have what the kernel is serving: wait for it, but not for ever.
@@ -273,58 +291,36 @@ impl Reader {
     }
 
     /// Reads files, and those that have to be read because of what was in the first ones.
-    fn read_all(&mut self, mut names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
-        while let Some(name) = names.pop_first() {
-            match self.read(&name, problems) {
-                Ok(outcome) => {
-                    outcome.updates.into_iter().for_each(&mut *tell);
-                    names.extend(outcome.reread);
-                }
-                Err(error) => {
-                    let mut problem = Problem::new("", "", Reason::Unreadable, error);
-                    problem.place = Some((self.folder.join(&*name), 0));
+    fn read_all(&mut self, names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
+        let mut names: Vec<Name> = names.into_iter().collect();
+        while !names.is_empty() {
+            let mut again = BTreeSet::new();
+            let Reader { parser, desk, store, folder, .. } = self;
+            parser.read_all(folder, &names, |name, parsed| {
+                let place = |line: usize| Some((folder.join(&**name), line));
+                let parsed = match parsed {
+                    Ok(parsed) => parsed,
+                    Err(error) => {
+                        let mut problem = Problem::new("", "", Reason::Unreadable, error);
+                        problem.place = place(0);
+                        problems.report(problem);
+                        // It will not get better by being tried again: its state must change first.
+                        return desk.give_up(name);
+                    }
+                };
+                // A file that changed meanwhile is still pending.
+                let Some(stamp) = parsed.stamp else { return };
+                desk.was_read(name, stamp);
+                parsed.problems.into_iter().for_each(|problem| problems.report(problem));
+                let outcome = store.replace(name, parsed.manifest, &mut |line, mut problem| {
+                    problem.place = place(line);
                     problems.report(problem);
-                    // It will not get better by being tried again: its state must change first.
-                    self.desk.give_up(&name);
-                }
-            }
+                });
+                outcome.updates.into_iter().for_each(&mut *tell);
+                again.extend(outcome.reread);
+            });
+            names = again.into_iter().collect();
         }
-    }
-
-    /// Nothing comes out if the file changed while it was being read: then it was half of one state and half of
-    /// another, and will be read again.
-    fn read(&mut self, name: &Name, problems: &Problems) -> io::Result<Outcome> {
-        let path = self.folder.join(&**name);
-        let mut file = File::open(&path)?;
-        let metadata = file.metadata()?;
-        let before = Stamp::of(&metadata);
-        let small = usize::try_from(metadata.len()).ok().filter(|length| (1..=SMALL).contains(length));
-        if let Some(length) = small {
-            self.buffer.resize(length, 0);
-            let length = fill(&mut file, &mut self.buffer)?;
-            self.buffer.truncate(length);
-        }
-        let mut large = BufReader::with_capacity(if small.is_some() { 0 } else { CHUNK }, &file);
-        let mut whole = &self.buffer[..];
-        let text: &mut dyn BufRead = if small.is_some() { &mut whole } else { &mut large };
-        let mut found = Vec::new();
-        let mut scope = ManifestScope {
-            interner: &mut self.interner,
-            node_name: &self.node_name,
-            hasher: &self.hasher,
-            report: &mut |problem| found.push(problem),
-        };
-        let manifest = manifest::read(&path, text, &mut scope)?;
-        if Stamp::of(&file.metadata()?) != before {
-            return Ok(Outcome::default());
-        }
-        self.desk.was_read(name, before);
-        let outcome = self.store.replace(name, manifest, &mut |line, mut problem| {
-            problem.place = Some((path.clone(), line));
-            found.push(problem);
-        });
-        found.into_iter().for_each(|problem| problems.report(problem));
-        Ok(outcome)
     }
 
     /// The folder cannot be looked into: all stays as it is.
@@ -338,20 +334,6 @@ impl Reader {
     }
 }
 
-/// Reads until the buffer is full or the file ends.
-fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut length = 0;
-    while length < buffer.len() {
-        match file.read(&mut buffer[length..]) {
-            Ok(0) => break,
-            Ok(more) => length += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(length)
-}
-
 /// How often the folder is looked at without cause; see `notify`. A large one less often, so that it takes no more
 /// than a thousandth of a processor,
 const REGULAR: Duration = Duration::from_secs(5);
@@ -361,6 +343,5 @@ const SELDOM: Duration = Duration::from_secs(60);
 /// The same while there is nothing yet to look at, or the first list is not finished.
 const SOON: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Files up to this size are read at once, others piece by piece.
-const SMALL: usize = 256 << 10;
-const CHUNK: usize = 64 << 10;
+/// A look at so many small files is brief.
+const FEW: usize = 4;

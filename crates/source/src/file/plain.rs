@@ -67,7 +67,7 @@ impl Writer<'_> {
             if self.levels.is_empty() && line == "---" && self.json_is_untouched() {
                 continue;
             }
-            if line.len() > LONGEST_LINE || !line.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            if line.len() > LONGEST_LINE || !is_printable(line) {
                 return None;
             }
             self.entry(line.len() - content.len(), content.trim_end_matches(' '), at + 1)?;
@@ -186,7 +186,8 @@ impl Writer<'_> {
             push_quoted(self.json, inner?);
             return Some(());
         }
-        if !begins_text(bytes) || text.ends_with(':') || text.contains(": ") || text.contains(" #") {
+        let has_more = bytes.windows(2).any(|pair| pair == b": " || pair == b" #");
+        if !begins_text(bytes) || text.ends_with(':') || has_more {
             return None;
         }
         push_plain(self.json, text);
@@ -293,6 +294,11 @@ impl<'b> Flow<'_, 'b> {
     fn skip_blanks(&mut self) {
         self.rest = self.rest.trim_start_matches(' ');
     }
+}
+
+/// Without a way out in the middle, which would keep the processor from looking at many bytes at once.
+fn is_printable(line: &str) -> bool {
+    line.bytes().fold(true, |so_far, byte| so_far & (byte >= b' ') & (byte <= b'~'))
 }
 
 fn is_item(content: &str) -> bool {

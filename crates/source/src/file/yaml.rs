@@ -256,6 +256,12 @@ fn is_json_number(text: &str) -> bool {
 
 pub(super) fn push_quoted(json: &mut String, text: &str) {
     json.push('"');
+    let needs_escape = |byte: u8| (byte < b' ') | (byte == b'"') | (byte == b'\\');
+    if !text.bytes().fold(false, |so_far, byte| so_far | needs_escape(byte)) {
+        json.push_str(text);
+        json.push('"');
+        return;
+    }
     let mut clean = 0;
     for (at, byte) in text.bytes().enumerate() {
         let escape = match byte {
