@@ -298,7 +298,7 @@ impl<'b> Flow<'_, 'b> {
 
 /// Without a way out in the middle, which would keep the processor from looking at many bytes at once.
 fn is_printable(line: &str) -> bool {
-    line.bytes().fold(true, |so_far, byte| so_far & (byte >= b' ') & (byte <= b'~'))
+    line.bytes().fold(true, |so_far, byte| so_far & matches!(byte, b' '..=b'~'))
 }
 
 fn is_item(content: &str) -> bool {
