@@ -14,7 +14,7 @@ use portolan_tests::root;
 use proxy::{flags, metrics::Metrics};
 
 /// Flags of other programs, and of commands of ours. Each is accepted only on a line that names its program.
-const FOREIGN_FLAGS: [(&str, &[&str]); 13] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 15] = [
     (
         "kubectl",
         &[
@@ -46,6 +46,8 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 13] = [
     ("apt-get", &["--no-install-recommends", "--yes"]),
     ("COPY", &["--from"]),
     ("RUN", &["--mount"]),
+    ("kube-apiserver", &["--service-node-port-range"]),
+    ("check-config", &["--running", "--strict"]),
 ];
 
 /// Documents that speak of the program as it is for its users.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use dataplane::Dataplane;
-use model::{DetectLocal, Family, PerFamily, Settings, Update};
+use model::{Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
 use tokio::{
@@ -33,6 +33,7 @@ use crate::{
     config::{
         Config,
         check::{Checked, Mode},
+        surprise,
     },
     connections::Connections,
     endpoints::Endpoints,
@@ -92,6 +93,7 @@ impl Proxy {
         let mode = available(checked.mode)?;
         let netns = netns.map(Arc::new);
         let families = in_netns(netns.as_deref(), host::families)?;
+        possible(&checked, families)?;
         let node_name = host::node_name(&config.hostname_override)?;
         let started = metrics::start_time();
         let metrics = Arc::new(Metrics::new(started));
@@ -118,7 +120,6 @@ impl Proxy {
             metrics: Arc::clone(&metrics),
             tuning,
         };
-        warn(&checked.detect_local);
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
         let systemd = Arc::new(Systemd::from_environment());
@@ -238,16 +239,6 @@ fn available(mode: Mode) -> Result<dataplane::Mode, String> {
     }
 }
 
-/// What is not wrong, but will surprise.
-fn warn(detect_local: &DetectLocal) {
-    if let DetectLocal::ClusterCidr(PerFamily { v4: None, v6: None }) = detect_local {
-        tracing::warn!(
-            "without --cluster-cidr (or another --detect-local-mode) pods cannot be told from others: \
-             connections to cluster IPs are never masqueraded"
-        );
-    }
-}
-
 /// What the configuration decides for the model.
 pub fn settings(
     config: &Config,
@@ -274,6 +265,15 @@ fn describe(metrics: &Arc<Metrics>, config: &Config, feed: &Feed) {
     if let Some(access) = feed.access() {
         metrics::requests(metrics, &access);
     }
+}
+
+/// The error is a sentence; what only surprises is told.
+fn possible(checked: &Checked, families: PerFamily<bool>) -> Result<(), String> {
+    if let Some(reason) = surprise::impossible(checked, families) {
+        return Err(reason);
+    }
+    surprise::surprises(checked, families).iter().for_each(|says| tracing::warn!("{says}"));
+    Ok(())
 }
 
 fn tell_start(status: &Status, mode: Mode) {

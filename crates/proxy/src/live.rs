@@ -9,7 +9,10 @@ use std::{
 };
 
 use model::PerFamily;
-use netlink::Netns;
+use netlink::{
+    Netns,
+    conntrack::{Conntrack, Filter},
+};
 use tokio::sync::watch;
 
 use crate::{
@@ -18,6 +21,7 @@ use crate::{
         Config,
         check::{self, Checked},
         own::PortRange,
+        surprise,
     },
     host, log,
     node::{
@@ -85,8 +89,10 @@ impl Live {
         log::init(&config.logging);
         host::adjust_oom_score(config.oom_score_adj.unwrap_or_default());
         self.status.set_sync_period(checked.sync_period);
+        let families = self.tuning.borrow().settings.families;
+        surprise::surprises(checked, families).iter().for_each(|says| tracing::warn!("{says}"));
         self.tuning.send_if_modified(|tuning| {
-            let (node_name, families) = (Arc::clone(&tuning.settings.node_name), tuning.settings.families);
+            let node_name = Arc::clone(&tuning.settings.node_name);
             let settings = app::settings(&config, checked, node_name, families);
             let wanted = Tuning { settings, max_pause: checked.min_sync_period };
             let differs = *tuning != wanted;
@@ -156,5 +162,18 @@ impl Live {
 /// The same in the network namespace of this thread, without a word on what was refused.
 pub fn settle(config: &Config, checked: &Checked) -> Vec<Refusal> {
     let sysctls = Sysctls::host();
+    if sysctls.read("net/netfilter/nf_conntrack_max").is_err() {
+        load_conntrack();
+    }
     settle::apply(&sysctls, &settle::wishes(config, checked, sysctls.cpus()))
+}
+
+/// Any question about tracked connections makes the kernel load what can answer it. If it cannot, the settings stay
+/// missing, and that is told.
+fn load_conntrack() {
+    let sctp = Filter::protocol(netlink::Family::V4, 132);
+    let asked = Conntrack::open().and_then(|mut conntrack| conntrack.flows(&sctp, |_| {}));
+    if let Err(error) = asked {
+        tracing::debug!(%error, "connection tracking is not there");
+    }
 }

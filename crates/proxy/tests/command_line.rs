@@ -10,8 +10,14 @@ use std::{
 
 const BIN: &str = env!("CARGO_BIN_EXE_portolan");
 
+/// Should it run on where it ought to refuse, it runs in a network that nobody else uses. Who may not make one
+/// cannot do harm either.
 fn portolan(args: &[&str]) -> Output {
-    Command::new(BIN).args(args).output().expect("the binary runs")
+    let run = || Command::new(BIN).args(args).output().expect("the binary runs");
+    match netlink::Netns::new() {
+        Ok(netns) => netns.run(run).expect("entered"),
+        Err(_) => run(),
+    }
 }
 
 fn stderr(output: &Output) -> String {
@@ -96,7 +102,7 @@ fn an_unknown_field_is_told_and_ignored() {
 
 #[test]
 fn what_cannot_run_says_why() {
-    for mode in ["iptables", "ipvs", "userspace"] {
+    for mode in ["ipvs", "userspace"] {
         let line = refused(&["--proxy-mode", mode, "--source=file:/"]);
         assert!(line.contains(&format!("no {mode} mode")) && line.contains("nftables"), "{line}");
     }

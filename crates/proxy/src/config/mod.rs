@@ -9,6 +9,7 @@
 //! - [`fields`]: what differs between two, and what follows from it for a running proxy
 //! - [`own`]: what kube-proxy knows nothing of, in a file of its own
 //! - [`review`]: all that can be said of a file, for `check-config`
+//! - [`surprise`]: what is valid, but does not mean here what it seems to
 //! - [`gates`]: feature gates
 //!
 //! One type serves both ways. Flags overlay the defaults; a file replaces them. Every field that kube-proxy
@@ -21,6 +22,7 @@ pub mod fields;
 pub mod gates;
 pub mod own;
 pub mod review;
+pub mod surprise;
 #[cfg(test)]
 mod tests;
 pub mod tree;
