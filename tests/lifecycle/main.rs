@@ -10,3 +10,4 @@ mod claim;
 mod drift;
 mod node;
 mod restart;
+mod restricted;

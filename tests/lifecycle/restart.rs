@@ -165,6 +165,40 @@ fn another_configuration_takes_effect_without_a_gap() {
     });
 }
 
+/// From nftables to iptables and back: each leaves its rules, and the next removes them once its own serve.
+#[test]
+fn another_mode_takes_over_without_a_gap() {
+    let Some(mut bed) = Bed::build() else { return };
+    if bed.try_command(&["iptables", "--version"]).is_none() {
+        println!("skipped: there is no iptables here");
+        return;
+    }
+    under_load(&mut bed, "restart in another mode and back", |bed, go_on| {
+        let rules = bed.daemon.rules();
+        bed.daemon.stop();
+        bed.start_with(&["--proxy-mode=iptables"]);
+        eventually("the tables of nftables mode are gone", || {
+            match bed.command(&["nft", "list", "tables"]) {
+                tables if tables.contains("portolan") => Err(tables),
+                _ => Ok(()),
+            }
+        });
+        go_on();
+        bed.daemon.stop();
+        bed.start();
+        eventually("the chains of iptables mode are gone", || {
+            match bed.command(&["nft", "list", "ruleset"]) {
+                rules if rules.contains("KUBE-S") => Err(rules),
+                _ => Ok(()),
+            }
+        });
+        go_on();
+        let left = bed.daemon.rules();
+        let missing: Vec<&String> = rules.iter().filter(|rule| !left.contains(rule)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    });
+}
+
 /// Endpoints that went while nobody looked: UDP flows to them move, all others stay with theirs.
 #[test]
 fn only_stale_flows_are_cut_after_a_restart() {
