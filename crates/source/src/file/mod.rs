@@ -125,7 +125,7 @@ pub(crate) fn read_bytes(path: &Path, mut bytes: &[u8]) {
     // Reading from memory cannot fail.
     if let Ok(manifest) = manifest::read(path, &mut bytes, &mut scope) {
         let name = path.file_name().unwrap_or_default().into();
-        Store::default().replace(&name, manifest, &mut |_, problem| drop(problem.to_string()));
+        Store::default().replace(&name, manifest, &mut drop, &mut |_, problem| drop(problem.to_string()));
     }
 }
 
@@ -201,9 +201,7 @@ impl Reader {
         }
         let mut to_read: BTreeSet<Name> = read.into_iter().collect();
         for name in &gone {
-            let outcome = self.store.remove(name);
-            outcome.updates.into_iter().for_each(&mut *tell);
-            to_read.extend(outcome.reread);
+            to_read.extend(self.store.remove(name, tell));
         }
         self.read_all(to_read, problems, tell);
         self.finish_list(now, tell);
@@ -312,12 +310,11 @@ impl Reader {
                 let Some(stamp) = parsed.stamp else { return };
                 desk.was_read(name, stamp);
                 parsed.problems.into_iter().for_each(|problem| problems.report(problem));
-                let outcome = store.replace(name, parsed.manifest, &mut |line, mut problem| {
+                let mut report = |line, mut problem: Problem| {
                     problem.place = place(line);
                     problems.report(problem);
-                });
-                outcome.updates.into_iter().for_each(&mut *tell);
-                again.extend(outcome.reread);
+                };
+                again.extend(store.replace(name, parsed.manifest, tell, &mut report));
             });
             names = again.into_iter().collect();
         }

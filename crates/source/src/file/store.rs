@@ -48,25 +48,22 @@ struct Place {
     at: u32,
 }
 
-/// What follows from a change.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    pub updates: Vec<Update>,
-    /// Files whose objects are wanted now that another file no longer gives them: read them again, and
-    /// [`Store::replace`] them.
-    pub reread: HashSet<Name>,
-}
+/// Files whose objects are wanted now that another file no longer gives them: read them again, and
+/// [`Store::replace`] them.
+pub(super) type Reread = HashSet<Name>;
 
 impl Store {
     /// Puts what a file says now in place of what it said before. If not all of the file could be used,
-    /// nothing it said before is taken back. `report` is called with the line and the problem.
+    /// nothing it said before is taken back. What differs is told at once, because a large file should not be held
+    /// twice; `report` is called with the line and the problem.
     pub(super) fn replace(
         &mut self,
         name: &Name,
         manifest: Manifest,
+        tell: &mut dyn FnMut(Update),
         report: &mut dyn FnMut(usize, Problem),
-    ) -> Outcome {
-        let mut outcome = Outcome::default();
+    ) -> Reread {
+        let mut reread = Reread::new();
         let file = self.number(name);
         let mut said = HashSet::with_capacity(manifest.found.len());
         let mut claims = Vec::with_capacity(manifest.found.len());
@@ -92,7 +89,7 @@ impl Store {
                 }
             }
             if served != Some(hash) {
-                outcome.updates.push(update);
+                tell(update);
             }
             claims.push(Claim { key, hash, served: true });
         }
@@ -101,7 +98,7 @@ impl Store {
         let missing = before.into_iter().filter(|claim| !said.contains(&claim.key));
         // An empty file is rarely meant: it is what a writer leaves who has only got as far as truncating it.
         if manifest.complete && manifest.documents > 0 {
-            self.release(missing.collect(), &mut outcome);
+            reread = self.release(missing.collect(), tell);
         } else {
             let found = claims.len();
             claims.extend(missing);
@@ -110,19 +107,16 @@ impl Store {
             }
         }
         self.keep(file, claims.into());
-        outcome
+        reread
     }
 
     /// Takes back all that a file said.
-    pub(super) fn remove(&mut self, name: &Name) -> Outcome {
-        let mut outcome = Outcome::default();
-        if let Some(file) = self.files.remove(name) {
-            let claims = std::mem::take(&mut self.shelves[file as usize].claims);
-            self.forget(file, &claims);
-            self.free.push(file);
-            self.release(claims.into_vec(), &mut outcome);
-        }
-        outcome
+    pub(super) fn remove(&mut self, name: &Name, tell: &mut dyn FnMut(Update)) -> Reread {
+        let Some(file) = self.files.remove(name) else { return Reread::new() };
+        let claims = std::mem::take(&mut self.shelves[file as usize].claims);
+        self.forget(file, &claims);
+        self.free.push(file);
+        self.release(claims.into_vec(), tell)
     }
 
     /// Frees what was only needed for growing.
@@ -195,20 +189,22 @@ impl Store {
     }
 
     /// What becomes of objects that a file gave and no longer gives.
-    fn release(&mut self, mut claims: Vec<Claim>, outcome: &mut Outcome) {
+    fn release(&mut self, mut claims: Vec<Claim>, tell: &mut dyn FnMut(Update)) -> Reread {
+        let mut reread = Reread::new();
         claims.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         for Claim { key, .. } in claims {
             let heirs = self.places_of(&key);
             // Not only if this claim was the one that is served: the heir of that one may be going as well.
             let is_served = heirs.iter().any(|place| self.claim(*place).served);
             match heirs.into_iter().map(|place| self.name_of(place)).min() {
-                None => outcome.updates.push(key.gone()),
+                None => tell(key.gone()),
                 Some(heir) if !is_served => {
-                    outcome.reread.insert(heir.clone());
+                    reread.insert(heir.clone());
                 }
                 Some(_) => {}
             }
         }
+        reread
     }
 }
 
@@ -256,16 +252,18 @@ mod tests {
                 report: &mut |problem| self.problems.push(problem.reason),
             };
             let manifest = manifest::read(Path::new(path), &mut text.as_bytes(), &mut scope).unwrap();
-            let outcome =
-                self.store.replace(&name, manifest, &mut |_, problem| self.problems.push(problem.reason));
+            let mut told = Vec::new();
+            let mut report = |_, problem: Problem| self.problems.push(problem.reason);
+            let reread = self.store.replace(&name, manifest, &mut |update| told.push(update), &mut report);
             self.store.check();
-            (text_of(&outcome.updates), outcome.reread.len())
+            (text_of(&told), reread.len())
         }
 
         fn remove(&mut self, path: &str) -> (Vec<String>, usize) {
-            let outcome = self.store.remove(&OsStr::new(path).into());
+            let mut told = Vec::new();
+            let reread = self.store.remove(&OsStr::new(path).into(), &mut |update| told.push(update));
             self.store.check();
-            (text_of(&outcome.updates), outcome.reread.len())
+            (text_of(&told), reread.len())
         }
     }
 
