@@ -2,9 +2,9 @@
 
 //! Measures the nftables dataplane alone, in a network namespace of its own:
 //!
-//!     cargo run --release -p portolan-dataplane --example load -- 10000 10
+//!     cargo run --release -p portolan-dataplane --example load -- 10000 10 [counted]
 //!
-//! loads so many services with so many endpoints, restarts, and then changes endpoints of one service at a time.
+//! loads so many services with so many endpoints (and counts connections up to so many of them), restarts, and then changes endpoints of one service at a time.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -23,20 +23,29 @@ fn main() {
     let services: u32 = args.next().unwrap_or(10_000);
     let endpoints: u32 = args.next().unwrap_or(10);
     let netns = netlink::Netns::new().expect("a network namespace (run as root)");
-    netns.run(|| measure(services, endpoints)).expect("entering the namespace");
+    let counted: u32 = args.next().unwrap_or(0);
+    let config = Config { counted_endpoints: counted as usize, ..Config::default() };
+    netns.run(|| measure(services, endpoints, &config)).expect("entering the namespace");
 }
 
-fn measure(services: u32, endpoints: u32) {
+fn measure(services: u32, endpoints: u32, config: &Config) {
     println!("{services} services x {endpoints} endpoints");
     let plan = plan(services, endpoints, &|_| endpoints);
     println!("  (plan built; resident {} KiB)", memory("VmRSS"));
 
-    let mut nftables = Nftables::open(&Config::default()).expect("nftables");
+    let mut nftables = Nftables::open(config).expect("nftables");
     timed("cold load", 1, |_| nftables.apply(&plan, Scope::All).expect("load"));
     println!("  (peak resident {} KiB)", memory("VmHWM"));
-    let mut nftables = Nftables::open(&Config::default()).expect("nftables");
+    let mut nftables = Nftables::open(config).expect("nftables");
     timed("restart: read and compare", 1, |_| nftables.apply(&plan, Scope::All).expect("read"));
     println!("  (peak resident {} KiB)", memory("VmHWM"));
+
+    if let Some(mut meter) = nftables.meter().expect("a meter") {
+        timed("read what was counted", 10, |_| {
+            meter.read().expect("readable");
+            Applied::default()
+        });
+    }
 
     let target = services / 2;
     let changed = |count: u32| {

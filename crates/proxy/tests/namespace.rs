@@ -217,10 +217,14 @@ fn run_in(netns: &Netns, args: &[&str]) -> (Option<i32>, String) {
 }
 
 fn fetch(netns: &Netns, port: u16, path: &str) -> Option<String> {
+    exchange(netns, port, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+}
+
+fn exchange(netns: &Netns, port: u16, request: &str) -> Option<String> {
     netns
         .run(|| {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+            stream.write_all(request.as_bytes()).ok()?;
             let mut text = String::new();
             stream.read_to_string(&mut text).ok()?;
             Some(text)
@@ -243,7 +247,7 @@ fn the_daemon_lives_and_dies_well() {
     let folder = tempfile::tempdir().expect("a folder");
     services(folder.path(), "10.244.1.1:8080");
     let source = format!("--source=file:{}", folder.path().display());
-    let daemon = Daemon::spawn(&netns, &[&source]);
+    let daemon = Daemon::spawn(&netns, &[&source, "--profiling"]);
     until("/healthz is 200", || {
         fetch(&netns, 10256, "/healthz").is_some_and(|text| text.starts_with("HTTP/1.1 200"))
     });
@@ -256,6 +260,16 @@ fn the_daemon_lives_and_dies_well() {
     let (code, dump) = run_in(&netns, &["dump"]);
     assert!(code == Some(0) && dump.contains("10.96.0.10") && dump.contains("10.244.1.1"), "{dump}");
 
+    // The log becomes more verbose while it runs.
+    let put = "PUT /debug/flags/v HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
+    let answer = exchange(&netns, 10249, put).expect("it answers");
+    assert!(answer.ends_with("verbosity to 4\n"), "{answer}");
+    services(folder.path(), "10.244.1.1:8080, 10.244.1.2:8080");
+    until("the change is in force", || run_in(&netns, &["dump"]).1.contains("10.244.1.2"));
+    for path in ["/readyz", "/healthz"] {
+        assert!(fetch(&netns, 10256, path).expect("it answers").starts_with("HTTP/1.1 200"), "{path}");
+    }
+
     // A bad document is named, and hurts nobody else.
     fs::write(folder.path().join("bad.yaml"), "kind: Service\napiVersion: v1\nmetadata: {name: x}\nspec: {clusterIP: nonsense, ports: [{port: 1}]}\n")
         .expect("written");
@@ -267,7 +281,10 @@ fn the_daemon_lives_and_dies_well() {
     let (code, log) = daemon.stop(rustix::process::Signal::TERM);
     assert_eq!(code, Some(0), "{log}");
     assert!(
-        log.contains("all services are in force") && log.contains("SIGTERM") && log.contains("nonsense"),
+        log.contains("all services are in force")
+            && log.contains("\"programmed\"")
+            && log.contains("SIGTERM")
+            && log.contains("nonsense"),
         "{log}"
     );
     assert!(run_in(&netns, &["dump"]).1.contains("10.244.1.1"), "stopping removes nothing");

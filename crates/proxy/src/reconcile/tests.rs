@@ -278,6 +278,34 @@ fn what_is_in_force_is_published_with_its_changes_and_after_an_error_whole() {
 }
 
 #[test]
+fn only_what_happened_since_the_start_is_measured() {
+    let mut bench = bench(false);
+    let at = |update: Update, time: Option<SystemTime>| {
+        let Update::Slice(slice) = update else { panic!("a slice") };
+        let nanos =
+            time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|since| since.as_nanos() as i64);
+        Update::Slice(EndpointSlice { trigger_time_nanos: nanos, ..slice })
+    };
+    let measured = |bench: &Bench| {
+        let text = bench.metrics.render();
+        let count = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} ";
+        text.lines().find_map(|line| line.strip_prefix(count)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    bench.list();
+    // A slice that was there long before us, and is told only now.
+    bench.now += Duration::from_secs(5);
+    bench.tell([at(slice("a", &[1, 2]), Some(SystemTime::now() - Duration::from_secs(3600)))]);
+    assert_eq!(measured(&bench), 0);
+    bench.now += Duration::from_secs(5);
+    bench.tell([at(slice("a", &[1, 3]), Some(SystemTime::now()))]);
+    assert_eq!(measured(&bench), 1);
+    // A time that is told again is no new change.
+    bench.now += Duration::from_secs(5);
+    bench.tell([at(slice("a", &[1]), None)]);
+    assert_eq!(measured(&bench), 1);
+}
+
+#[test]
 fn a_panic_is_survived_with_a_new_plan_and_dataplane() {
     let mut bench = bench(false);
     bench.list();
