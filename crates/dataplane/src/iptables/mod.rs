@@ -6,13 +6,14 @@
 //!
 //! Pure: [`rule`] and `parse` (one rule), [`program`] (all of them) with [`sim`]; `name` (the hashes); `frame` (what is
 //! always there) and [`render`] (from the Plan to rules); `script` (the input of a restore) and `turn` (what goes into
-//! it). Effects: `readback` reads, this module writes, `watch` sees what others do. The tools are in
+//! it). Effects: `probe` asks what tools and kernel can do, `readback` reads, this module writes. The tools are in
 //! [`crate::xtables`].
 
 mod frame;
 mod holdings;
 pub mod name;
 mod parse;
+mod probe;
 pub mod program;
 mod readback;
 pub mod render;
@@ -65,6 +66,7 @@ impl Iptables<Xtables> {
                 (found.xtables, found.warnings)
             }
         };
+        probe::probe(&tools, config.families)?;
         let mut iptables = Iptables::over(tools, config);
         iptables.doubts = doubts;
         iptables.liberal = fs::read_to_string(BE_LIBERAL).is_ok_and(|value| value.trim() != "0");
