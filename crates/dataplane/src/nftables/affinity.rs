@@ -71,7 +71,7 @@ pub(super) fn forget<T: Transport>(
 ) -> Result<u64, Error> {
     let mut stale: Vec<Bytes> = Vec::new();
     let set = Container::Affinity.name();
-    let listed = nft.elements(table(family), &set, |visit| match visit {
+    let listed = nft.elements_in_motion(table(family), &set, |visit| match visit {
         Visit::Start => stale.clear(),
         Visit::Element(element) => {
             if !is_in_force(family, &element, holdings, departed) {
@@ -81,6 +81,8 @@ pub(super) fn forget<T: Transport>(
     });
     let failed = |act, error| Error::kernel(act, "the affinity map", error);
     listed.map_err(|error| failed("list", error))?;
+    stale.sort_unstable();
+    stale.dedup();
     for keys in stale.chunks(4_000) {
         delete(nft, family, keys).map_err(|error| failed("remove clients from", error))?;
     }

@@ -210,12 +210,32 @@ impl<T: Transport> Nft<T> {
     ///
     /// Begins again, with [`Visit::Start`], when something changed meanwhile; [`Error::Interrupted`] if that goes on.
     ///
-    /// A hash table that grows while it is listed shows some elements twice and others never, and no kernel tells: so
-    /// that begins again as well. Where packets add elements it may never end; then the last listing has to do.
+    /// A hash table that grows while it is listed shows some elements twice and others never, and the kernel does not
+    /// tell: that begins again as well.
     pub fn elements(
         &mut self,
         table: TableRef<'_>,
         set: &str,
+        visit: impl FnMut(Visit<'_>),
+    ) -> Result<(), Error> {
+        self.list_elements((table, set), true, visit)
+    }
+
+    /// The same for a set to which packets add elements, which may grow all the time: if no listing is clean, the last
+    /// one has to do, with elements that show twice and some that do not show.
+    pub fn elements_in_motion(
+        &mut self,
+        table: TableRef<'_>,
+        set: &str,
+        visit: impl FnMut(Visit<'_>),
+    ) -> Result<(), Error> {
+        self.list_elements((table, set), false, visit)
+    }
+
+    fn list_elements(
+        &mut self,
+        (table, set): (TableRef<'_>, &str),
+        strict: bool,
         mut visit: impl FnMut(Visit<'_>),
     ) -> Result<(), Error> {
         let ask = |w: &mut Writer| {
@@ -234,7 +254,7 @@ impl<T: Transport> Nft<T> {
                 };
                 decode::elements(attrs, each).map(|_| ())
             })?;
-            if seen.twice && patience > 0 {
+            if seen.twice && (strict || patience > 0) {
                 // Growing takes a moment.
                 std::thread::sleep(Duration::from_millis(1));
                 return Err(Error::Interrupted);

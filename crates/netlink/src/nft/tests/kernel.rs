@@ -261,7 +261,8 @@ fn a_listing_is_of_one_moment() {
             while !done.load(Ordering::Relaxed) {
                 other.commit(back).expect("commit");
                 other.commit(there).expect("commit");
-                std::thread::sleep(Duration::from_millis(20));
+                // A table that grows settles within that time also on a slow machine.
+                std::thread::sleep(Duration::from_millis(100));
             }
         });
         // Also if an assertion fails: the scope waits for the other thread.
