@@ -229,7 +229,7 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
 }
 
 /// The dataplane of a mode, where this build has one.
-fn available(mode: Mode) -> Result<dataplane::Mode, String> {
+pub fn available(mode: Mode) -> Result<dataplane::Mode, String> {
     match mode {
         Mode::Nftables => Ok(dataplane::Mode::Nftables),
         Mode::Iptables => Ok(dataplane::Mode::Iptables),

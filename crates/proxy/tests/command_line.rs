@@ -173,3 +173,26 @@ fn without_privileges_one_sentence_says_what_is_missing() {
         assert!(line.contains(word), "{args:?}: {line}");
     }
 }
+
+#[test]
+fn a_mode_that_is_not_there_yet_is_found_before_the_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.conf");
+    let text =
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n";
+    std::fs::write(&file, text).expect("written");
+    // Compared with itself, so that nothing that runs here matters.
+    let check = || {
+        let run =
+            Command::new(env!("CARGO_BIN_EXE_portolan")).arg("check-config").args([&file, &file]).output();
+        let output = run.expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = check();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("config.conf:3") && said.contains("has no userspace mode yet"), "{said}");
+    let ours = "apiVersion: portolan.dev/v1alpha1\nkind: PortolanConfiguration\nmode: nftables\n";
+    std::fs::write(folder.path().join("portolan.conf"), ours).expect("written");
+    let (code, said) = check();
+    assert_eq!(code, Some(0), "{said}");
+}
