@@ -106,6 +106,10 @@ fn remove_own(nft: &mut Nft, report: &mut Report) {
 /// thread. Goes on after errors.
 pub fn remove(own: Option<Mode>) -> Report {
     let mut report = Report::default();
+    // Without a dataplane nothing takes the place of what would go.
+    if own == Some(Mode::None) {
+        return report;
+    }
     let is_doomed = |name: &str| match own {
         // Those of the mode are its own, whoever wrote them: it takes them over in place.
         Some(Mode::Iptables) => chains::is_old(name) || chains::is_ipvs(name),

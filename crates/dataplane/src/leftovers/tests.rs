@@ -236,3 +236,57 @@ fn what_the_ipvs_mode_leaves_goes() {
         Some(())
     });
 }
+
+/// In a kernel with IPVS, as the virtual machine's (`make test-vm`).
+#[test]
+fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
+    use netlink::{
+        ipset::{Element, Ipset, SetKind, Spec},
+        ipvs::{Change, Ipvs, Service, ServiceKey},
+        route::{LinkKind, Route},
+    };
+    alone(|| {
+        let Ok(mut ipvs) = Ipvs::open() else { return println!("skipped: this kernel has no IPVS") };
+        let mut route = Route::open().expect("a socket");
+        route.add_link("kube-ipvs0", LinkKind::Dummy).expect("a kernel with IPVS has such links");
+        let device = route.link_index("kube-ipvs0").expect("it was just made");
+        let loopback = route.link_index("lo").expect("everybody has one");
+        let ip = |text: &str| text.parse().expect("an address");
+        for (link, address, prefix) in
+            [(device, ip("10.96.0.1"), 32), (device, ip("fd00::1"), 128), (loopback, ip("192.0.2.1"), 32)]
+        {
+            route.add_address(link, address, prefix).expect("an address");
+        }
+        let mut sets = Ipset::open().expect("a socket");
+        let set = Spec {
+            name: "KUBE-NODE-PORT-TCP".to_owned(),
+            kind: SetKind::BitmapPort,
+            family: netlink::Family::V4,
+            max_elements: 0,
+        };
+        sets.create(&set).expect("a set");
+        sets.add(&set.name, set.family, &[Element::Port(30_080)]).expect("a port");
+        let servers = [
+            ("10.96.0.1", 443),
+            ("fd00::1", 53),
+            ("192.0.2.1", 30_080),
+            ("192.0.2.1", 80),
+            ("198.51.100.1", 30_080),
+        ];
+        let changes = servers.map(|(address, port)| {
+            let key = ServiceKey { protocol: 6, address: ip(address), port };
+            Change::AddService(Service { key, scheduler: "rr".to_owned(), flags: 0, timeout: 0 })
+        });
+        assert!(ipvs.apply(&changes).expect("IPVS answers").is_empty(), "all are taken");
+
+        let report = remove(Some(Mode::Nftables));
+        assert_eq!((report.failed.clone(), report.kept.clone()), (Vec::new(), Vec::new()));
+        assert_eq!(report.removed, ["3 virtual servers of IPVS", "link kube-ipvs0", "1 sets"]);
+        let left = ipvs.services().expect("a list");
+        let mut left: Vec<_> =
+            left.iter().map(|held| (held.service.key.address, held.service.key.port)).collect();
+        left.sort();
+        assert_eq!(left, [(ip("192.0.2.1"), 80), (ip("198.51.100.1"), 30_080)]);
+        assert_eq!(remove(None), Report::default(), "nothing more to do");
+    });
+}
