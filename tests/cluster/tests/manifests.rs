@@ -178,6 +178,7 @@ fn the_chart_lints_and_the_api_server_takes_it() {
     for set in [
         &[server][..],
         &[server, "config.mode=iptables", "config.clusterCIDR=10.244.0.0/16"],
+        &[server, "legacyIptables=true"],
         &["existingConfigMap=kube-proxy", "config.metricsBindAddress=[::]:10249", "podMonitor.enabled=true"],
     ] {
         let (rendered, text, errors) = render(set);

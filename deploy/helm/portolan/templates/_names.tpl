@@ -11,7 +11,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "portolan.image" -}}
-{{- $suffix := ternary "-iptables" "" (eq .Values.config.mode "iptables") -}}
+{{- $tools := or (eq .Values.config.mode "iptables") .Values.legacyIptables -}}
+{{- $suffix := ternary "-iptables" "" $tools -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default (print .Chart.AppVersion $suffix) }}
 {{- end }}
 
