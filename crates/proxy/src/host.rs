@@ -35,6 +35,18 @@ pub fn node_name(hostname_override: &str) -> Result<Arc<str>, &'static str> {
     }
 }
 
+/// Asked before work of many steps, of which without it each would fail with a sentence of its own.
+pub fn privileged() -> Result<(), &'static str> {
+    use rustix::thread::{CapabilitySet, capabilities};
+    match capabilities(None) {
+        Ok(sets) if !sets.effective.contains(CapabilitySet::NET_ADMIN) => {
+            Err("this needs CAP_NET_ADMIN, which this process lacks; run it as root")
+        }
+        // Who cannot be asked is not suspected: the steps will tell.
+        _ => Ok(()),
+    }
+}
+
 /// Sets this process's oom_score_adj. Failing to is no reason not to serve.
 pub fn adjust_oom_score(score: i32) {
     let path = "/proc/self/oom_score_adj";

@@ -158,6 +158,8 @@ fn without_privileges_one_sentence_says_what_is_missing() {
     for (args, word) in [
         (&["--source=file:/etc/hostname", "--healthz-port=0", "--metrics-port=0"][..], "CAP_NET_ADMIN"),
         (&["--cleanup"], "CAP_NET_ADMIN"),
+        (&["withdraw"], "CAP_NET_ADMIN"),
+        (&["--init-only"], "CAP_NET_ADMIN"),
         (&["dump"], "CAP_NET_ADMIN"),
         (&["demo"], "root"),
     ] {

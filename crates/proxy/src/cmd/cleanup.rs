@@ -4,10 +4,11 @@
 
 use dataplane::leftovers;
 
-use crate::claim::Claim;
+use crate::{claim::Claim, host};
 
 /// Both families and all modes, whatever is configured: what an earlier run left is to go too.
 pub fn run() -> Result<(), String> {
+    host::privileged()?;
     let _claim = Claim::stake().map_err(|holder| {
         format!("portolan runs on this node ({holder}) and would put everything back; stop it first")
     })?;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use dataplane::leftovers::{self, When};
 
 use super::{print, say, usage_error};
-use crate::claim::Claim;
+use crate::{claim::Claim, host};
 
 /// Removes Portolan's own tables, and leaves alone what kube-proxy has written beside them. Without `--now` only where
 /// kube-proxy has written something.
@@ -17,6 +17,9 @@ pub fn run(args: &[String]) -> ExitCode {
         [flag] if flag == "--now" => When::Now,
         _ => return usage_error(&format!("withdraw takes nothing but --now, got {args:?}")),
     };
+    if let Err(reason) = host::privileged() {
+        return say(reason);
+    }
     let _claim = match Claim::stake() {
         Ok(claim) => claim,
         Err(holder) => {
