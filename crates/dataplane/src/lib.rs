@@ -93,6 +93,8 @@ pub struct Drift {
     pub what: String,
     /// Who did it, where the kernel tells: name and number of the thread.
     pub by: Option<String>,
+    /// It may not concern us. [`Scope::All`] finds out, and says so in [`Applied::mended`] if it does.
+    pub suspected: bool,
 }
 
 /// What a step of an audit found.
@@ -131,6 +133,8 @@ pub struct Applied {
     pub fallbacks: Vec<Family>,
     /// How long others were waited for.
     pub lock_wait: Duration,
+    /// Something was not as we had left it, and no [`Drift`] told for certain.
+    pub mended: bool,
     /// What elements that were removed or replaced had counted.
     pub retired: Vec<Reading>,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.

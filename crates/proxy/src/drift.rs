@@ -47,7 +47,11 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&M
         match watch.next(TICK) {
             Ok(None) => {}
             Ok(Some(drift)) => {
-                tell(&drift, metrics, events);
+                match drift.suspected {
+                    // The loop finds out.
+                    true => tracing::debug!(what = drift.what, "somebody changed something; comparing"),
+                    false => tell(&drift, metrics, events),
+                }
                 if let Some(bell) = bell.upgrade() {
                     bell.notify_one();
                 }
@@ -61,7 +65,7 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&M
 }
 
 /// Says and counts that somebody changed what is ours.
-pub fn tell(Drift { what, by }: &Drift, metrics: &Metrics, events: &Recorder) {
+pub fn tell(Drift { what, by, .. }: &Drift, metrics: &Metrics, events: &Recorder) {
     let by = by.as_deref().unwrap_or("unknown");
     tracing::warn!(what, by, "somebody else changed what is ours; putting it right");
     metrics.drift.with(&[]).add(1);

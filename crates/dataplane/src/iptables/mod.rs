@@ -161,6 +161,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
         if changes.is_none() {
             self.loopback = loopback::prepare(plan, self.config.families, &mut applied.warnings);
         }
+        let was_known = known.is_some();
         let mut next = PerFamily::default();
         let mut known = known.unwrap_or_default();
         for family in self.families() {
@@ -183,6 +184,8 @@ impl<T: Tables> Dataplane for Iptables<T> {
             };
         }
         self.known = Some(next);
+        let is_asked = matches!(scope, Scope::All) && was_known;
+        applied.mended = is_asked && !applied.changed_nothing() && !self.tables.is_sure();
         Ok(applied)
     }
 

@@ -33,7 +33,7 @@ const NEEDS: [Need; 11] = [
 pub(super) fn probe(tools: &Xtables, families: PerFamily<bool>) -> Result<(), Unsupported> {
     let Ok(netns) = Netns::new() else { return Ok(()) };
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
-        let mut tools = tools.clone();
+        let mut tools = tools.elsewhere();
         let asked = netns.run(move || ask(&mut tools, family));
         // A namespace that cannot be entered is no reason not to start.
         asked.unwrap_or(Ok(()))?;

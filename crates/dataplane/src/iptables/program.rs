@@ -8,6 +8,7 @@ use model::Family;
 
 use super::{name::Name, rule::Rule};
 use crate::xtables::Table;
+pub(super) use crate::xtables::words::is_built_in;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,11 +26,6 @@ impl Program {
     pub(super) fn chain(&mut self, table: Table, name: Name) -> &mut Vec<Rule> {
         self.tables.entry(table).or_default().entry(name).or_default()
     }
-}
-
-/// Chains that the kernel has by itself.
-pub(super) fn is_built_in(name: &str) -> bool {
-    matches!(name, "PREROUTING" | "INPUT" | "FORWARD" | "OUTPUT" | "POSTROUTING")
 }
 
 impl fmt::Display for Program {

@@ -46,13 +46,13 @@ impl<T: Transport> crate::Watch for Watch<T> {
                     if let Some(what) = self.changed.take() {
                         let name = process.unwrap_or_else(|| "unknown".into());
                         let by = pid.map(|pid| format!("{name} ({pid})"));
-                        return Ok(Some(Drift { what, by }));
+                        return Ok(Some(Drift { what, by, suspected: false }));
                     }
                 }
                 Ok(None) => return Ok(None),
                 Err(Error::Overrun) => {
                     let what = "more changes at once than could be followed".into();
-                    return Ok(Some(Drift { what, by: None }));
+                    return Ok(Some(Drift { what, by: None, suspected: false }));
                 }
                 Err(error) => return Err(error),
             }

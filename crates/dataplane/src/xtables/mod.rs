@@ -133,6 +133,11 @@ pub trait Tables: Send {
     /// The tables of a family are about to be read: what others do from now on is news.
     fn look(&mut self, _family: Family) {}
 
+    /// [`Tables::watch`] tells only what concerns us.
+    fn is_sure(&self) -> bool {
+        true
+    }
+
     /// Tells when somebody else changes chains of ours; `None` where that cannot be told. In the network namespace of
     /// the calling thread.
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, crate::Error> {
@@ -176,6 +181,11 @@ impl Xtables {
     pub fn within(mut self, limits: Limits) -> Xtables {
         self.limits = limits;
         self
+    }
+
+    /// The same tools for another network namespace. A clone shares what is known of this one.
+    pub fn elsewhere(&self) -> Xtables {
+        Xtables::new(self.variant, self.tools.clone()).within(self.limits)
     }
 
     pub fn variant(&self) -> Variant {
@@ -228,6 +238,10 @@ impl Tables for Xtables {
             entry.close();
         }
         ended?.check(tool, Some(input))
+    }
+
+    fn is_sure(&self) -> bool {
+        self.variant == Variant::Nft
     }
 
     fn look(&mut self, family: Family) {

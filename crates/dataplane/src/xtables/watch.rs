@@ -18,8 +18,8 @@ use netlink::{
     nft::{Change, Event, Monitor, Object},
 };
 
-use super::{Table, Writers, leftovers::is_current};
-use crate::Drift;
+use super::{Table, Writers, leftovers::is_current, words::is_built_in};
+use crate::{Drift, names::xt};
 
 /// Follows the kernel's notifications, and passes over all that is not ours or was done by us.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl NftWatch {
     }
 }
 
-/// What a change did to us, if it did. In chains that are not ours, only what goes can have been ours.
+/// What a change did to us, if it did. In built-in chains, only what goes can have been ours.
 fn harm(change: &Change) -> Option<String> {
     let is_table = Table::ALL.iter().any(|table| table.to_string() == change.table);
     let family = match change.family? {
@@ -53,10 +53,11 @@ fn harm(change: &Change) -> Option<String> {
     };
     let name = change.name.as_deref().unwrap_or_default();
     let is_ours = is_current(name);
+    let lost = !change.added && (is_built_in(name) || name == xt::FIREWALL);
     let place = match change.object {
         Object::Table if !change.added => "the table".to_owned(),
-        Object::Chain if is_ours || !change.added => format!("chain {name}"),
-        Object::Rule if is_ours || !change.added => format!("a rule of chain {name}"),
+        Object::Chain if is_ours || lost => format!("chain {name}"),
+        Object::Rule if is_ours || lost => format!("a rule of chain {name}"),
         _ => return None,
     };
     let verb = if change.added { "added or changed" } else { "removed" };
@@ -72,13 +73,13 @@ impl crate::Watch for NftWatch {
                     if let Some(what) = self.changed.take() {
                         let name = process.unwrap_or_else(|| "unknown".into());
                         let by = pid.map(|pid| format!("{name} ({pid})"));
-                        return Ok(Some(Drift { what, by }));
+                        return Ok(Some(Drift { what, by, suspected: false }));
                     }
                 }
                 Ok(None) => return Ok(None),
                 Err(Error::Overrun) => {
                     let what = "more changes at once than could be followed".into();
-                    return Ok(Some(Drift { what, by: None }));
+                    return Ok(Some(Drift { what, by: None, suspected: false }));
                 }
                 Err(error) => return Err(error),
             }
@@ -101,6 +102,12 @@ struct Page {
     expected: Option<[Shape; 2]>,
     /// They looked otherwise when we came to write.
     surprised: bool,
+    /// We have compared everything, and not written since.
+    looked: bool,
+    /// So often in a row everything was compared in vain: neighbours write to the same tables.
+    in_vain: u32,
+    /// Nothing is told before.
+    quiet_until: Option<Instant>,
 }
 
 impl Page {
@@ -135,6 +142,9 @@ impl Ledger {
         let mut pages = self.lock();
         let page = &mut pages[family];
         page.surprised |= page.differs(family);
+        if std::mem::take(&mut page.looked) {
+            page.in_vain = 0;
+        }
         Entry { pages, family }
     }
 
@@ -143,6 +153,7 @@ impl Ledger {
         let mut pages = self.lock();
         let page = &mut pages[family];
         page.surprised = false;
+        page.in_vain += u32::from(std::mem::replace(&mut page.looked, true));
         // A table that is not there is not made for the sake of looking: we are about to write it.
         if page.expected.is_some() {
             page.expected = page.now(family);
@@ -154,10 +165,15 @@ impl Ledger {
         let mut pages = self.0.try_lock().ok()?;
         for family in Family::BOTH {
             let page = &mut pages[family];
+            if page.quiet_until.is_some_and(|until| Instant::now() < until) {
+                continue;
+            }
             if std::mem::take(&mut page.surprised) || page.differs(family) {
                 page.expected = page.now(family);
-                let what = format!("rules in the legacy tables of iptables ({family})");
-                return Some(Drift { what, by: None });
+                // To compare costs more than to look: the more of it was in vain, the rarer it is done.
+                page.quiet_until = Some(Instant::now() + LOOK_EVERY * (1 << page.in_vain.min(LONGEST)));
+                let what = format!("something in the legacy tables of iptables ({family})");
+                return Some(Drift { what, by: None, suspected: true });
             }
         }
         None
@@ -183,6 +199,9 @@ impl Entry<'_> {
 pub(super) struct LegacyWatch {
     ledger: Ledger,
 }
+
+/// How rare a comparison can become: every 16 seconds.
+const LONGEST: u32 = 6;
 
 /// How often. What others do is to be noticed within a second.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -50,6 +50,11 @@ pub fn rule(line: &str) -> Option<(&str, &str)> {
     Some(rest.split_once(' ').unwrap_or((rest, "")))
 }
 
+/// Chains that the kernel has by itself.
+pub fn is_built_in(name: &str) -> bool {
+    matches!(name, "PREROUTING" | "INPUT" | "FORWARD" | "OUTPUT" | "POSTROUTING")
+}
+
 /// The chain that a line such as `:CHAIN - [0:0]` declares.
 pub fn chain(line: &str) -> Option<&str> {
     line.strip_prefix(':')?.split(' ').next()

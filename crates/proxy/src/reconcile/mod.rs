@@ -240,7 +240,7 @@ impl Reconciler {
         let dataplane = self.dataplane.as_mut()?;
         match catch_unwind(AssertUnwindSafe(|| dataplane.audit())) {
             Ok(Ok(Audited { drift: Some(what), .. })) => {
-                let drift = Drift { what, by: None };
+                let drift = Drift { what, by: None, suspected: false };
                 drift::tell(&drift, &self.ports.metrics, &self.ports.events);
                 (self.complete, self.drifted) = (true, true);
                 return self.turn(now);
@@ -426,6 +426,10 @@ impl Reconciler {
         let metrics = &self.ports.metrics;
         for family in applied.fallbacks.iter() {
             metrics.iptables_partial_failures.with(&[ip_family(*family)]).add(1);
+        }
+        if applied.mended && changes.is_empty() {
+            let what = "rules that were not as we had left them".to_owned();
+            drift::tell(&Drift { what, by: None, suspected: false }, metrics, &self.ports.events);
         }
         if !applied.lock_wait.is_zero() {
             metrics.lock_wait.with(&[]).observe(applied.lock_wait.as_secs_f64());
