@@ -45,7 +45,7 @@ use crate::{
     metrics::{self, Metrics, Outside, ip_family},
     node,
     reconcile::{Ports, Reconciler},
-    reload::Reload,
+    reload::{Origin, Reload},
     status::Status,
     systemd::Systemd,
 };
@@ -100,13 +100,13 @@ impl Proxy {
         let problems = Arc::new(Problems::new());
         let from_files = matches!(source, Source::File(_));
         let status = Arc::new(Status::new(families, checked.sync_period, !from_files));
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
+        let runtime = runtime()?;
         let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
 
         describe(&metrics, &config, &feed);
         let events = recorder(&runtime, &feed, &node_name, &metrics);
-        let (live, tuning) = Live::new((config, &checked), (node_name, families), &status, netns.clone());
+        let place = (node_name, families);
+        let (live, tuning) = Live::new((config, &checked), place, (&status, &metrics), netns.clone());
         let connections = Arc::new(Connections::default());
         let for_dataplane = checked.clone();
         let ports = Ports {
@@ -165,12 +165,12 @@ impl Proxy {
     }
 
     /// Sets the kernel settings that are asked for, tells what on this node will get in the way, and follows the
-    /// configuration files from now on: `parsed` is the command line, `options` what it made with them.
-    pub fn follow(&self, parsed: Options, options: Options) {
+    /// configuration files from now on: `origin` is the command line, `options` what it made with them.
+    pub fn follow(&self, origin: Origin, options: Options) {
         self.live.settle_at_start();
         self.live.report(options.node_port_range);
         if let Some(runtime) = &self.runtime {
-            let reload = Reload::new(Arc::clone(&self.live), parsed, options);
+            let reload = Reload::new(Arc::clone(&self.live), origin, options);
             let reload = reload.watched_by(Arc::clone(&self.systemd));
             runtime.spawn(reload.run(self.give_up.clone()));
         }
@@ -256,6 +256,11 @@ pub fn settings(
         masquerade_all: config.masquerade_all(),
         external_ips: config.gate("AllowServiceExternalIPs"),
     }
+}
+
+fn runtime() -> Result<Runtime, String> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(|error| format!("cannot start threads: {error}"))
 }
 
 /// What the metrics say of the program rather than of its work.

@@ -24,6 +24,7 @@ use crate::{
         surprise,
     },
     host, log,
+    metrics::{self, Metrics},
     node::{
         report,
         settle::{self, Refusal},
@@ -61,6 +62,7 @@ pub struct Live {
     current: Current,
     tuning: watch::Sender<Tuning>,
     status: Arc<Status>,
+    metrics: Arc<Metrics>,
     netns: Option<Arc<Netns>>,
 }
 
@@ -69,13 +71,14 @@ impl Live {
     pub fn new(
         (config, checked): (Config, &Checked),
         (node_name, families): (Arc<str>, PerFamily<bool>),
-        status: &Arc<Status>,
+        (status, metrics): (&Arc<Status>, &Arc<Metrics>),
         netns: Option<Arc<Netns>>,
     ) -> (Arc<Live>, watch::Receiver<Tuning>) {
         let settings = app::settings(&config, checked, node_name, families);
         let (tuning, receiver) = watch::channel(Tuning { settings, max_pause: checked.min_sync_period });
         let current = Current::new(config);
-        let live = Live { current, tuning, status: Arc::clone(status), netns };
+        let (status, metrics) = (Arc::clone(status), Arc::clone(metrics));
+        let live = Live { current, tuning, status, metrics, netns };
         (Arc::new(live), receiver)
     }
 
@@ -89,6 +92,7 @@ impl Live {
         log::init(&config.logging);
         host::adjust_oom_score(config.oom_score_adj.unwrap_or_default());
         self.status.set_sync_period(checked.sync_period);
+        metrics::features(&self.metrics, &config);
         let families = self.tuning.borrow().settings.families;
         surprise::surprises(checked, families).iter().for_each(|says| tracing::warn!("{says}"));
         self.tuning.send_if_modified(|tuning| {

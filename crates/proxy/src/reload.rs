@@ -56,6 +56,20 @@ pub struct Reload {
     systemd: Arc<Systemd>,
 }
 
+/// A command line, and how its files looked before they were read: what changes from then on is a change.
+pub struct Origin {
+    parsed: Options,
+    seen: Snapshot,
+}
+
+impl Origin {
+    /// To be made before [`Options::complete`].
+    pub fn of(parsed: Options) -> Origin {
+        let seen = snapshot(&parsed);
+        Origin { parsed, seen }
+    }
+}
+
 /// What to do about a changed file.
 #[derive(Debug, PartialEq)]
 pub enum Step {
@@ -70,9 +84,9 @@ pub enum Step {
 }
 
 impl Reload {
-    /// `parsed` is the command line, `options` what it and the files made together.
-    pub fn new(live: Arc<Live>, parsed: Options, options: Options) -> Reload {
-        let seen = snapshot(&parsed);
+    /// `options` is what the command line and its files made together.
+    pub fn new(live: Arc<Live>, origin: Origin, options: Options) -> Reload {
+        let Origin { parsed, seen } = origin;
         Reload { live, parsed, options, seen, systemd: Arc::default() }
     }
 

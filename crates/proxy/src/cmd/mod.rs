@@ -21,6 +21,7 @@ use crate::{
     },
     flags::{self, Options},
     log,
+    reload::Origin,
 };
 
 /// Runs what the command line asks for.
@@ -53,7 +54,7 @@ fn daemon(args: &[String]) -> ExitCode {
     if positional.iter().any(|word| !word.is_empty()) {
         return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}"));
     }
-    let parsed = options.clone();
+    let origin = Origin::of(options.clone());
     let (options, checked) = match prepare(options) {
         Ok(prepared) => prepared,
         Err(error) => return fail(&error),
@@ -63,7 +64,7 @@ fn daemon(args: &[String]) -> ExitCode {
     } else if options.cleanup {
         cleanup::run()
     } else {
-        serve::run(parsed, options, checked)
+        serve::run(origin, options, checked)
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,11 +7,12 @@ use crate::{
     config::{Config, check::Checked},
     flags::Options,
     host, live,
+    reload::Origin,
 };
 
 /// Returns when a signal asks for it, with everything left in the kernel; or with the reason it cannot go on.
-/// `parsed` is the command line alone, to be read again with the files when they change.
-pub fn run(parsed: Options, options: Options, checked: Checked) -> Result<(), String> {
+/// `origin` is the command line alone, to be read again with the files when they change.
+pub fn run(origin: Origin, options: Options, checked: Checked) -> Result<(), String> {
     panics_are_logged();
     host::adjust_oom_score(options.config.oom_score_adj.unwrap_or_default());
     if options.init_only {
@@ -20,7 +21,7 @@ pub fn run(parsed: Options, options: Options, checked: Checked) -> Result<(), St
     let flags = options.listing();
     let Options { config, source, master, .. } = options.clone();
     let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns: None })?;
-    proxy.follow(parsed, options);
+    proxy.follow(origin, options);
     proxy.wait()
 }
 

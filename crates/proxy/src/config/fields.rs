@@ -83,14 +83,14 @@ pub fn effect(field: &str, mode: &str) -> Effect {
     let (section, name) = field.split_once('.').unwrap_or((field, ""));
     match section {
         "mode" | "healthzBindAddress" | "metricsBindAddress" | "hostnameOverride" => Effect::Restart,
-        "bindAddress" | "clusterCIDR" | "conntrack" | "detectLocal" | "detectLocalMode" | "featureGates"
-        | "nodePortAddresses" | "oomScoreAdj" => Effect::Live,
+        "bindAddress" | "clusterCIDR" | "conntrack" | "detectLocal" | "detectLocalMode"
+        | "enableProfiling" | "featureGates" | "nodePortAddresses" | "oomScoreAdj" => Effect::Live,
         "clientConnection" if matches!(name, "burst" | "qps" | "acceptContentTypes") => Effect::Nothing,
         "clientConnection" => Effect::Restart,
         "logging" if matches!(name, "format" | "verbosity" | "vmodule") => Effect::Live,
         "nftables" | "iptables" | "ipvs" => in_mode(section, name, mode),
         // Accepted, checked and given back: apiVersion, bindAddressHardFail (asked only when binding),
-        // configSyncPeriod, enableProfiling, kind, other fields of logging, portRange,
+        // configSyncPeriod, kind, other fields of logging, portRange,
         // showHiddenMetricsForVersion, windowsRunAsService, winkernel.
         _ => Effect::Nothing,
     }
@@ -150,6 +150,43 @@ mod tests {
                 "logging.verbosity 0 4 Live",
                 "nftables.masqueradeBit 14 15 Restart",
             ]
+        );
+    }
+
+    /// Every field has an effect that somebody has thought of: one that is new shows up here.
+    #[test]
+    fn the_effect_of_every_field_in_nftables_mode() {
+        let nothing = serde_json::json!({});
+        let all = serde_json::to_value(config(|_| {})).expect("plain");
+        let mut found = Vec::new();
+        compare("", &nothing, &all, &mut found);
+        let with = |wanted: Effect| {
+            let fields = found.iter().map(|(field, _, _)| field.as_str());
+            fields.filter(|field| effect(field, "nftables") == wanted).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            with(Effect::Live),
+            "bindAddress clusterCIDR conntrack.maxPerCore conntrack.min conntrack.tcpBeLiberal \
+             conntrack.tcpCloseWaitTimeout conntrack.tcpEstablishedTimeout conntrack.udpStreamTimeout \
+             conntrack.udpTimeout detectLocal.bridgeInterface detectLocal.interfaceNamePrefix detectLocalMode \
+             enableProfiling logging.format logging.verbosity nftables.masqueradeAll nftables.minSyncPeriod nftables.syncPeriod \
+             nodePortAddresses oomScoreAdj"
+        );
+        assert_eq!(
+            with(Effect::Restart),
+            "clientConnection.contentType clientConnection.kubeconfig healthzBindAddress hostnameOverride \
+             metricsBindAddress mode nftables.masqueradeBit"
+        );
+        assert_eq!(
+            with(Effect::Nothing),
+            "apiVersion bindAddressHardFail clientConnection.acceptContentTypes clientConnection.burst \
+             clientConnection.qps configSyncPeriod iptables.localhostNodePorts \
+             iptables.masqueradeAll iptables.masqueradeBit iptables.minSyncPeriod iptables.syncPeriod \
+             ipvs.minSyncPeriod ipvs.scheduler ipvs.strictARP ipvs.syncPeriod ipvs.tcpFinTimeout ipvs.tcpTimeout \
+             ipvs.udpTimeout kind logging.flushFrequency logging.options.json.infoBufferSize \
+             logging.options.text.infoBufferSize portRange showHiddenMetricsForVersion winkernel.enableDSR \
+             winkernel.forwardHealthCheckVip winkernel.networkName winkernel.rootHnsEndpointName \
+             winkernel.sourceVip"
         );
     }
 
