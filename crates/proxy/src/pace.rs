@@ -10,7 +10,8 @@
 //!
 //! A write that takes long is one that costs much, so the pause grows with it: programming never takes more
 //! than half of the loop's time, what comes meanwhile is written together, and since the pause is bounded
-//! nothing waits for ever. No clock in here: the caller says what time it is.
+//! nothing waits for ever. Where a write costs the same whatever it changes, as with iptables, the pause is always
+//! `max_pause`: the more is written together, the better. No clock in here: the caller says what time it is.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Pacer {
     max_pause: Duration,
+    /// Every pause is `max_pause`.
+    even: bool,
     max_backoff: Duration,
     not_before: Option<Instant>,
     failures: u32,
@@ -29,7 +32,12 @@ pub struct Pacer {
 impl Pacer {
     /// Idle from the beginning.
     pub fn new(max_pause: Duration, max_backoff: Duration) -> Pacer {
-        Pacer { max_pause, max_backoff, not_before: None, failures: 0 }
+        Pacer { max_pause, even: false, max_backoff, not_before: None, failures: 0 }
+    }
+
+    /// From now on every pause is as long as the longest: a write costs the same whatever it changes.
+    pub fn pause_evenly(&mut self) {
+        self.even = true;
     }
 
     /// From now on no pause is longer than this.
@@ -46,7 +54,7 @@ impl Pacer {
     pub fn succeeded(&mut self, start: Instant, end: Instant) {
         let took = end.saturating_duration_since(start);
         self.failures = 0;
-        self.not_before = Some(end + took.min(self.max_pause));
+        self.not_before = Some(end + if self.even { self.max_pause } else { took.min(self.max_pause) });
     }
 
     /// A write failed. `jitter` is a number from 0 to 1 and spreads retries of many nodes: half of the wait
@@ -104,6 +112,16 @@ mod tests {
         let mut never = Pacer::new(Duration::ZERO, Duration::from_secs(30));
         never.succeeded(start, end);
         assert_eq!(never.due(end), end, "a least period of 0 means no pause");
+    }
+
+    #[test]
+    fn what_costs_the_same_each_time_is_done_seldom() {
+        let start = Instant::now();
+        let mut pacer = pacer();
+        pacer.pause_evenly();
+        assert_eq!(pacer.due(start), start, "idle is immediate");
+        pacer.succeeded(start, start + 20 * MS);
+        assert_eq!(pacer.due(start + 21 * MS), start + 1020 * MS);
     }
 
     #[test]

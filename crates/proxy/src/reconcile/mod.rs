@@ -180,7 +180,11 @@ impl Reconciler {
 
     /// Removes, once all is in force, what is no part of this mode.
     pub fn taking_over(self, mode: Mode) -> Reconciler {
-        Reconciler { succession: Succession::Ahead(mode), mode, ..self }
+        let mut reconciler = Reconciler { succession: Succession::Ahead(mode), mode, ..self };
+        if mode == Mode::Iptables {
+            reconciler.pacer.pause_evenly();
+        }
+        reconciler
     }
 
     /// Runs until it is told to stop, or all senders are gone.
