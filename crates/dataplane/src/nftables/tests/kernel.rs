@@ -320,7 +320,8 @@ fn assert_kernel_matches_quickly(plan: &Plan) {
 fn loopback_node_ports_need_a_setting() {
     in_namespace("loopback_node_ports_need_a_setting", || {
         let setting = || std::fs::read_to_string(crate::names::ROUTE_LOCALNET).unwrap();
-        assert_eq!(setting().trim(), "0");
+        // A new namespace begins with what the host has.
+        std::fs::write(crate::names::ROUTE_LOCALNET, "0").unwrap();
         let mut nftables = open();
         load(&mut nftables, &sampler().plan());
         assert_eq!(setting().trim(), "0", "not needed, not written");
