@@ -23,7 +23,7 @@ pub(super) struct Script {
 #[derive(Debug, Default)]
 struct Part {
     /// Chains to be made, or emptied if they are there.
-    declared: String,
+    declared: Vec<Name>,
     deleted: String,
     bodies: String,
     inserted: String,
@@ -47,14 +47,14 @@ impl Script {
 
     /// Makes a chain, or empties it.
     pub(super) fn declare(&mut self, table: Table, chain: Name) {
-        let _ = writeln!(self.parts.entry(table).or_default().declared, ":{chain} - [0:0]");
+        self.parts.entry(table).or_default().declared.push(chain);
         self.chains += 1;
     }
 
     /// Removes a chain to which nothing leads any more.
     pub(super) fn remove(&mut self, table: Table, chain: Name) {
         let part = self.parts.entry(table).or_default();
-        let _ = writeln!(part.declared, ":{chain} - [0:0]");
+        part.declared.push(chain);
         let _ = writeln!(part.removed, "-X {chain}");
         self.chains += 1;
         self.removed += 1;
@@ -91,7 +91,15 @@ impl Script {
         let mut input = String::new();
         for (table, part) in order.iter().filter_map(|table| Some((table, self.parts.get(table)?))) {
             let Part { declared, deleted, bodies, inserted, removed } = part;
-            let _ = write!(input, "*{table}\n{declared}{deleted}{bodies}{inserted}{removed}COMMIT\n");
+            let _ = writeln!(input, "*{table}");
+            // The nft variant keeps chains in a sorted list and looks for the place of each from its beginning. With
+            // 11,000 chains from last to first a restore takes 2.3 s of CPU, and 10 s in any order (1.8.9).
+            let mut declared = declared.clone();
+            declared.sort_unstable_by(|one, other| other.cmp(one));
+            for chain in declared {
+                let _ = writeln!(input, ":{chain} - [0:0]");
+            }
+            let _ = writeln!(input, "{deleted}{bodies}{inserted}{removed}COMMIT");
         }
         input
     }

@@ -129,6 +129,9 @@ fn assert_agreement(plan: &Plan, program: &Program) {
             outcome if outcome == unknown && !serves(plan, &packet) => Outcome::Pass,
             outcome => outcome,
         };
+        if reaches_itself_from_elsewhere(&expected, &packet) {
+            continue;
+        }
         let endings: Vec<Ending> = sim::simulate(program, &packet, &is_local, &BTreeSet::new())
             .into_iter()
             .map(|ending| Ending { probability: ending.probability, fate: ending.fate, learned: Vec::new() })
@@ -139,6 +142,13 @@ fn assert_agreement(plan: &Plan, program: &Program) {
             panic!("{packet:?}\nmust be {expected:?}\nbut {difference}\n{program}");
         }
     }
+}
+
+/// An endpoint of another node comes through this one to itself. It is masqueraded here, as by kube-proxy; the plan
+/// leaves it open.
+fn reaches_itself_from_elsewhere(expected: &Outcome, packet: &model::Packet) -> bool {
+    let Outcome::Forward { backends, .. } = expected else { return false };
+    backends.iter().any(|backend| backend.address == packet.source && !backend.local)
 }
 
 fn serves(plan: &Plan, packet: &model::Packet) -> bool {
