@@ -42,7 +42,7 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 15] = [
     ("aws", &["--addon-name", "--cluster-name", "--preserve"]),
     ("systemctl", &["--now"]),
     ("nft", &["--handle"]),
-    ("cargo", &["--all-targets", "--bin", "--locked", "--package", "--release", "--target"]),
+    ("cargo", &["--example", "--all-targets", "--bin", "--locked", "--package", "--release", "--target"]),
     ("apt-get", &["--no-install-recommends", "--yes"]),
     ("COPY", &["--from"]),
     ("RUN", &["--mount"]),
