@@ -9,6 +9,8 @@
 //! An error, or a panic, is told, shows in the health, and is tried again with everything; it never ends the
 //! loop, and it never removes what is in the kernel.
 
+mod sight;
+
 use std::{
     any::Any,
     hash::{BuildHasher as _, Hasher as _},
@@ -18,16 +20,16 @@ use std::{
 };
 
 use dataplane::{Audited, Dataplane, Drift, Mode, Scope};
-use model::{Changes, Conflict, DetectLocal, Dirty, FlowRule, Kind, Plan, Settings, Update, World};
+use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
+use self::sight::Sight;
 use crate::{
     claim::Seat,
     clock,
     connections::Connections,
     drift,
     events::{Note, Recorder, Regarding},
-    host,
     metrics::{Metrics, ip_family},
     pace::Pacer,
     status::Status,
@@ -43,10 +45,6 @@ const AUDIT_ROUND: Duration = Duration::from_secs(60);
 const AUDIT_STEP: Duration = Duration::from_secs(1);
 /// How many updates are taken before the loop looks whether something is due.
 const BATCH: usize = 4096;
-/// How long the first programming waits for a Node object with an address, and for its pod CIDRs if they are
-/// needed; then it goes on without.
-const NODE_PATIENCE: Duration = Duration::from_secs(30);
-const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 
 /// Makes a dataplane: at the start, and again after a panic has left one in an unknown state.
 pub type Open = Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>;
@@ -96,13 +94,7 @@ pub struct Reconciler {
     blank: bool,
     /// Programmed at least once.
     serving: bool,
-    /// Where no Node objects are to be had, the host itself says what it is.
-    stand_in: bool,
-    has_node: bool,
-    /// The host has told its addresses, be it that it has none.
-    host_known: bool,
-    /// What the first programming waits for has been told.
-    wait_told: bool,
+    sight: Sight,
     started: SystemTime,
     begun: Instant,
     tally: Tally,
@@ -159,10 +151,7 @@ impl Reconciler {
             complete: true,
             blank: true,
             serving: false,
-            stand_in,
-            has_node: false,
-            host_known: false,
-            wait_told: false,
+            sight: Sight::new(stand_in),
             started: SystemTime::now(),
             begun: Instant::now(),
             tally: Tally::default(),
@@ -279,9 +268,8 @@ impl Reconciler {
                 self.survive(&*panic, now);
             }
         }
-        if self.stand_in && !self.has_node && !self.world.host_addresses().is_empty() {
-            let node = host::stand_in(&self.world.settings().node_name, self.world.host_addresses());
-            self.world.apply(Update::Node(node));
+        if let Some(update) = self.sight.stand_in(&self.world) {
+            self.world.apply(update);
         }
         self.ports.status.node(self.world.node().map(|node| node.eligible));
         if !self.world.dirty().is_empty() && self.waiting.since.is_none() {
@@ -290,6 +278,7 @@ impl Reconciler {
     }
 
     fn note(&mut self, update: &Update) {
+        self.sight.note(update);
         let metrics = &self.ports.metrics;
         match update {
             Update::Service(_) | Update::ServiceGone(_) => {
@@ -299,9 +288,6 @@ impl Reconciler {
                 metrics.endpoint_changes.with(&[]).add(1);
                 self.waiting.slices += 1;
             }
-            Update::Node(_) => self.has_node = true,
-            Update::HostAddresses(_) => self.host_known = true,
-            Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
             _ => {}
         }
     }
@@ -312,7 +298,9 @@ impl Reconciler {
         if !self.world.is_complete() || !self.ports.seat.is_ours() {
             return None;
         }
-        if let Some(until) = self.node_wait(now) {
+        if !self.serving
+            && let Some(until) = self.sight.wait(&self.world, self.begun, now)
+        {
             return Some(until);
         }
         if !self.complete && self.world.dirty().is_empty() {
@@ -334,38 +322,6 @@ impl Reconciler {
         self.complete.then(|| self.pacer.due(end))
     }
 
-    /// Before the first programming: until when to wait for the node, if it is to be waited for.
-    fn node_wait(&mut self, now: Instant) -> Option<Instant> {
-        if self.serving {
-            return None;
-        }
-        let node = self.world.node();
-        let addressed = node.is_some_and(|node| node.addresses.v4.is_some() || node.addresses.v6.is_some());
-        let ranged = node.is_some_and(|node| node.pod_cidrs.v4.is_some() || node.pod_cidrs.v6.is_some());
-        let (patience, missing) = match self.world.settings().detect_local {
-            DetectLocal::NodeCidr if !ranged && !self.stand_in => (POD_CIDR_PATIENCE, "pod CIDRs"),
-            _ if addressed => return None,
-            // No Node object will come that knows more than the host does.
-            _ if self.stand_in && self.host_known => {
-                self.tell_once(
-                    "this host has no address but loopback: no node port is served until it has one",
-                );
-                return None;
-            }
-            _ => (NODE_PATIENCE, "an address"),
-        };
-        let until = self.begun + patience;
-        if now < until {
-            let name = &self.world.settings().node_name;
-            self.tell_once(&format!(
-                "waiting up to {patience:?} for Node {name} to have {missing}; nothing is programmed before"
-            ));
-            return Some(until);
-        }
-        tracing::error!(waited = ?patience, missing, "the Node object has not all that is needed; going on without");
-        None
-    }
-
     /// Says how it goes; returns when to say so again at the latest.
     fn tell_systemd(&self) -> Option<Instant> {
         if !self.systemd.listens() {
@@ -380,12 +336,6 @@ impl Reconciler {
             None => "waiting for a complete view of the cluster".to_owned(),
         });
         self.systemd.round(Instant::now(), self.serving)
-    }
-
-    fn tell_once(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.wait_told, true) {
-            tracing::warn!("{why}");
-        }
     }
 
     fn queue(&self) {

@@ -4,11 +4,12 @@ use std::sync::Mutex;
 
 use dataplane::{Applied, Error};
 use model::{
-    Conditions, Endpoint, EndpointSlice, Family, Node, NodePortAddress, PerFamily, Protocol, Service,
-    ServiceKey, ServiceKind, ServicePort, SliceKey, SlicePort, SourceRanges, TrafficPolicy,
+    Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Kind, Node, NodePortAddress, PerFamily,
+    Protocol, Service, ServiceKey, ServiceKind, ServicePort, SliceKey, SlicePort, SourceRanges,
+    TrafficPolicy,
 };
 
-use super::*;
+use super::{sight::NODE_PATIENCE, *};
 
 /// What a dataplane was asked to do, and how it shall answer.
 #[derive(Default)]

@@ -86,8 +86,9 @@ impl Parser {
         names: &[Name],
         mut take: impl FnMut(&Name, io::Result<Parsed>),
     ) {
-        let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = if names.len() < MANY { 1 } else { processors.min(MAX_THREADS) };
+        // Asking for the processors reads a handful of files: not for a single change.
+        let processors = || thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = if names.len() < MANY { 1 } else { processors().min(MAX_THREADS) };
         if threads == 1 || !self.read_side_by_side(threads, (folder, names), &mut take) {
             for name in names {
                 take(name, self.read(&folder.join(&**name)));
