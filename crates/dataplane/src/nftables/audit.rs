@@ -3,10 +3,14 @@
 //! A slow look at what the kernel really holds, a small part at a time, for what no notification told.
 //!
 //! A small table is read whole. Of a large one the rules are read, and of its elements those that ought to be there are
-//! asked for, some hundreds at a time, so that a step costs the same however large the cluster is. What is there
-//! and ought not is found in a large table only by the next complete write.
+//! asked for, some hundreds at a time, so that a step costs the same however large the cluster is. At the end the sets'
+//! sizes tell whether there is something that ought not to be. Kernels that do not tell the sizes leave that to the
+//! next complete write, and source ranges, which cannot be asked for, too.
 
-use std::{collections::VecDeque, net::IpAddr};
+use std::{
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+};
 
 use model::{Family, Frontend, PerFamily};
 use netlink::{
@@ -52,6 +56,7 @@ enum Part {
     Rules(Family),
     Frontend(Frontend),
     Address(Container, IpAddr),
+    Sizes(Family),
 }
 
 impl Audit {
@@ -75,6 +80,11 @@ impl Audit {
                 let family = *family;
                 self.ahead.pop_front();
                 rules(nft, family, &known[family])
+            }
+            Some(Part::Sizes(family)) => {
+                let family = *family;
+                self.ahead.pop_front();
+                sizes(nft, family, &known[family])
             }
             _ => self.elements(nft, known),
         }
@@ -107,6 +117,7 @@ impl Audit {
             for (container, addresses) in sets {
                 self.ahead.extend(addresses.iter().map(|address| Part::Address(container, *address)));
             }
+            self.ahead.push_back(Part::Sizes(family));
         }
     }
 
@@ -196,6 +207,34 @@ fn rules<T: Transport>(nft: &mut Nft<T>, family: Family, known: &Holdings) -> Re
     let found = kernel::frame(nft, family)?;
     let differ = found.is_none_or(|found| diff::frame(&found, &known.frame) != diff::FrameDelta::default());
     Ok(differ.then(|| format!("the rules of table {} {} are others", keyword(family), names::TABLE)))
+}
+
+/// How many elements each set holds. Clients come and go by themselves in one of them.
+fn sizes<T: Transport>(nft: &mut Nft<T>, family: Family, known: &Holdings) -> Result<Option<String>, Error> {
+    let place = || format!("the sets of table {} {}", keyword(family), names::TABLE);
+    let listed = nft.set_sizes(table(family)).map_err(|error| Error::kernel("list", place(), error))?;
+    let mut wanted: HashMap<Container, usize> = HashMap::from([
+        (Container::ClusterIps, known.cluster_ips.len()),
+        (Container::Hairpin, known.hairpin.len()),
+        (Container::NodePortAddresses, known.node_port_addresses.len()),
+    ]);
+    for (frontend, held) in &known.frontends {
+        // What is not understood is mended by the next write, and is nothing to count by.
+        let Held::Entry(entry) = held else { return Ok(None) };
+        entry
+            .elements(frontend)
+            .into_iter()
+            .for_each(|placed| *wanted.entry(placed.container).or_default() += 1);
+    }
+    let counted = Container::FIXED.into_iter().filter(|container| *container != Container::Affinity);
+    for container in counted {
+        let (name, wanted) = (container.name(), wanted.get(&container).copied().unwrap_or(0));
+        let size = listed.iter().find(|(listed, _)| *listed == name).and_then(|(_, size)| *size);
+        if let Some(size) = size.filter(|size| *size as usize != wanted) {
+            return Ok(Some(format!("{size} elements instead of {wanted} in {name} of {}", place())));
+        }
+    }
+    Ok(None)
 }
 
 /// All of a table.

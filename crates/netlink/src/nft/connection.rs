@@ -199,11 +199,14 @@ impl<T: Transport> Nft<T> {
         let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);
         let listed = self
             .list(("list sets", msg::GETSET), table.family, ask, |attrs| Ok(decode::set(attrs)?.of(table)));
-        // For the others the kernel has an empty list here.
-        match listed {
-            Err(error) if error.is_not_found() => Ok(Vec::new()),
-            listed => listed,
-        }
+        none_if_missing(listed)
+    }
+
+    /// How many elements each set and map of a table holds, by its name. Older kernels do not say.
+    pub fn set_sizes(&mut self, table: TableRef<'_>) -> Result<Vec<(String, Option<u32>)>, Error> {
+        let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);
+        let read = |attrs: &[u8]| Ok(decode::set_size(attrs)?.of(table));
+        none_if_missing(self.list(("list sets", msg::GETSET), table.family, ask, read))
     }
 
     /// Visits all elements of a set or map, in no order, without keeping them.
@@ -364,6 +367,14 @@ impl<R> InTable<'_, R> {
     /// The object if it is in this table. Not every listing is restricted by the kernel.
     fn of(self, table: TableRef<'_>) -> Option<R> {
         (self.table == table.name).then_some(self.object)
+    }
+}
+
+/// A table that is not there has no sets. For other objects the kernel gives an empty list by itself.
+fn none_if_missing<R>(listed: Result<Vec<R>, Error>) -> Result<Vec<R>, Error> {
+    match listed {
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        listed => listed,
     }
 }
 

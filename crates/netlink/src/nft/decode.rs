@@ -185,6 +185,21 @@ pub(crate) fn set(attrs: &[u8]) -> Result<InTable<'_, Listed<Set>>, Error> {
     Ok(found)
 }
 
+/// A set's name and how many elements it holds, where the kernel says so.
+pub(crate) fn set_size(attrs: &[u8]) -> Result<InTable<'_, (String, Option<u32>)>, Error> {
+    let mut found = InTable { table: "", object: (String::new(), None) };
+    each_attr(attrs, |attr| {
+        match attr.kind {
+            SET_TABLE => found.table = attr.str()?,
+            SET_NAME => attr.str()?.clone_into(&mut found.object.0),
+            SET_COUNT => found.object.1 = Some(attr.be32()?),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 fn complete_set(set: &mut Set, raw: &RawSet<'_>) {
     let userdata = userdata::read_set(raw.userdata);
     set.interval = raw.flags & SET_F_INTERVAL != 0;

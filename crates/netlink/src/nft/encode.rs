@@ -81,6 +81,7 @@ pub(crate) const SET_ID: u16 = 10;
 pub(crate) const SET_TIMEOUT: u16 = 11;
 pub(crate) const SET_USERDATA: u16 = 13;
 pub(crate) const SET_HANDLE: u16 = 16;
+pub(crate) const SET_COUNT: u16 = 20;
 pub(crate) const SET_EXPR: u16 = 17;
 pub(crate) const SET_DESC_SIZE: u16 = 1;
 pub(crate) const SET_DESC_CONCAT: u16 = 2;

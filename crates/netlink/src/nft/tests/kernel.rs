@@ -376,6 +376,7 @@ fn tables_of_others_are_not_listed() {
     let table = small_table(&mut nft);
     assert_eq!(nft.chains(table).expect("chains").len(), 1);
     assert_eq!(nft.sets(table).expect("sets").len(), 1);
+    assert_eq!(nft.set_sizes(table).expect("sizes").len(), 1);
     assert_eq!(nft.rules(table), Ok(vec![]));
     let missing = TableRef { name: "missing", ..table };
     assert_eq!(nft.chains(missing), Ok(vec![]));
