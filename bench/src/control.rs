@@ -13,10 +13,14 @@ use rustix::process::Signal;
 
 use crate::{
     ground::{CONTROL, Namespace},
-    objects::Objects,
+    objects::{NAMESPACE, Objects},
+    seed,
     store::Api,
     undo,
 };
+
+/// So many services are not written through the API server.
+const MANY: usize = 20_000;
 
 /// A running control plane; stopped and removed when dropped.
 pub struct Control {
@@ -47,7 +51,11 @@ impl Control {
 
     /// Writes all objects.
     pub fn fill(&self, objects: &Objects) -> Result<()> {
-        self.api.fill(objects, crate::ground::NODE)
+        if objects.services.len() < MANY {
+            return self.api.fill(objects, crate::ground::NODE);
+        }
+        seed::fill(&self.folder, objects, NAMESPACE)?;
+        self.api.fill_around(objects, crate::ground::NODE)
     }
 
     /// A kubeconfig for a subject on the node: the user kube-proxy has, by token.

@@ -30,6 +30,7 @@ pub mod report;
 pub mod responder;
 pub mod run;
 pub mod scrape;
+pub mod seed;
 pub mod store;
 pub mod subject;
 pub mod undo;

@@ -91,13 +91,24 @@ impl Api {
 
     /// Creates the namespace, the Node and all objects, as fast as the server takes them.
     pub fn fill(&self, objects: &Objects, node: Ipv4Addr) -> Result<()> {
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-        self.wait(create("/api/v1/namespaces", &namespace)?)?;
-        self.wait(create("/api/v1/nodes", &objects::node(node))?)?;
+        self.prepare(node)?;
         // The server makes default/kubernetes by itself.
         let services = objects.all().filter(|entry| entry.namespace == NAMESPACE);
         self.create_all(services.map(|entry| create(&services_path(entry), &entry.service())).collect())?;
         self.create_all(objects.all().map(|entry| create(&slices_path(entry), &entry.slice())).collect())
+    }
+
+    /// What is left to create when the services of the bench's own namespace are there with their slices.
+    pub fn fill_around(&self, objects: &Objects, node: Ipv4Addr) -> Result<()> {
+        self.prepare(node)?;
+        let slices = objects.all().filter(|entry| entry.namespace != NAMESPACE);
+        self.create_all(slices.map(|entry| create(&slices_path(entry), &entry.slice())).collect())
+    }
+
+    fn prepare(&self, node: Ipv4Addr) -> Result<()> {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        self.wait(create("/api/v1/namespaces", &namespace)?)?;
+        self.wait(create("/api/v1/nodes", &objects::node(node))?)
     }
 
     fn create_all(&self, requests: Vec<Result<Request<Vec<u8>>>>) -> Result<()> {
