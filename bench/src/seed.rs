@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Fills etcd past the API server, which looks for a free address longer and longer the more services there are: tens
-//! of thousands take it more than half an hour. It sees what is written, as it watches etcd.
+//! Fills etcd past the API server, which takes long for tens of thousands of services: on a busy machine 26,000 of
+//! 45,000 were there after twelve minutes. It sees what is written, as it watches etcd.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
