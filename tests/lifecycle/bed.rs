@@ -4,19 +4,20 @@
 
 use std::{
     env,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::{Arc, OnceLock},
 };
 
-use lab::{
-    Lab, Layout,
-    address::{NODE_A, Version},
-};
+use lab::{Lab, Layout, address::Version};
 use netlink::Netns;
 use serde_json::Value;
-use stage::{Daemon, answer_everywhere, load::Line, manifest};
+use stage::{
+    Daemon, answer_everywhere,
+    load::{self, Line},
+    manifest,
+};
 use tempfile::TempDir;
 use testkit::apiserver::{ApiServer, Login};
 
@@ -108,17 +109,9 @@ impl Bed {
     }
 }
 
-/// From everywhere to the service `web`: a pod, a process of the node, and a client from outside by the node port.
+/// From everywhere to the service of [`Bed::build`].
 pub(crate) fn everywhere() -> Vec<Line> {
-    let cluster_ip = |version| SocketAddr::new(manifest::cluster_ip(version, 10), 80);
-    let node_port = |version: Version| SocketAddr::new(version.address(NODE_A), NODE_PORT);
-    vec![
-        Line { from: "a3", to: cluster_ip(Version::V4) },
-        Line { from: "a3", to: cluster_ip(Version::V6) },
-        Line { from: "node-a", to: cluster_ip(Version::V4) },
-        Line { from: "client", to: node_port(Version::V4) },
-        Line { from: "client", to: node_port(Version::V6) },
-    ]
+    load::everywhere(NODE_PORT)
 }
 
 /// A cluster IP of the lab.

@@ -26,6 +26,7 @@ mod loopback;
 pub mod names;
 pub mod nftables;
 pub mod none;
+mod notices;
 pub mod xtables;
 
 use std::{net::SocketAddr, time::Duration};

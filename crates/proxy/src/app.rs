@@ -125,11 +125,8 @@ impl Proxy {
         let systemd = Arc::new(Systemd::from_environment());
         let told = Arc::clone(&systemd);
         let make = move || {
-            // In the thread of the loop, so that it is in its network namespace.
-            let sweep = flows::sweep(&ports.status, &ports.metrics);
-            let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
-            let ports = Ports { sweep, publish, seat: Seat::take(), ..ports };
-            Reconciler::new(ports, MAX_BACKOFF, from_files).map(|it| it.watched_by(told).taking_over(mode))
+            let reconciler = Reconciler::new(at_home(ports), MAX_BACKOFF, from_files)?;
+            Ok(reconciler.watched_by(told).taking_over(mode))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();
@@ -357,6 +354,13 @@ fn serve(
             }
         });
     }
+}
+
+/// What belongs to the network namespace of the thread of the loop: to be called there.
+fn at_home(ports: Ports) -> Ports {
+    let sweep = flows::sweep(&ports.status, &ports.metrics);
+    let publish = checks::publish(&ports.status, &ports.metrics, &ports.events);
+    Ports { sweep, publish, seat: Seat::take(), ..ports }
 }
 
 /// Resolves to the name of the first signal that asks us to stop.

@@ -2,41 +2,18 @@
 
 //! Kubernetes Events, as an API server receives them; and that nothing waits for them.
 
-use std::{
-    net::TcpListener,
-    thread,
-    time::{Duration, Instant, SystemTime},
-};
+mod daemon;
 
+use std::{net::TcpListener, time::SystemTime};
+
+use daemon::{PATIENCE, in_process, privileged, until};
 use netlink::Netns;
-use proxy::{
-    app::{Proxy, Setup},
-    config::check,
-    flags::Options,
-};
+use proxy::app::Proxy;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Login};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// `None`, with a word about it, where there are no privileges; but CI must have them.
 fn node() -> Option<Netns> {
-    let netns = match Netns::new() {
-        Ok(netns) => netns,
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "this test must have privileges in CI: {error}");
-            println!("skipped: {error}");
-            return None;
-        }
-    };
-    let addressed = netns.run(|| {
-        let mut route = netlink::route::Route::open()?;
-        let lo = route.link_index("lo")?;
-        route.add_address(lo, [192, 0, 2, 5].into(), 32)?;
-        route.set_up(lo, true)
-    });
-    addressed.expect("entered").expect("an address to serve on");
-    Some(netns)
+    privileged(daemon::node())
 }
 
 fn service(name: &str, address: &str, check_port: u16) -> Value {
@@ -63,24 +40,7 @@ fn start(server: &ApiServer, folder: &std::path::Path, netns: &Netns) -> Proxy {
         "--healthz-port=0".to_owned(),
         "--metrics-port=0".to_owned(),
     ];
-    let (mut options, _) = Options::parse(&args).expect("valid flags");
-    options.complete().expect("no file to fail");
-    let checked = check::check(&options.config).expect("valid");
-    let flags = options.listing();
-    let Options { config, source, master, .. } = options;
-    let netns = Some(netns.try_clone().expect("a second handle"));
-    let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns }).expect("it starts");
-    proxy.status.commit_after(0, PATIENCE).expect("a first commit");
-    proxy
-}
-
-#[track_caller]
-fn until(what: &str, mut check: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !check() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    in_process(netns, &args)
 }
 
 fn find(server: &ApiServer, reason: &str) -> Option<Value> {

@@ -2,43 +2,28 @@
 
 //! Health-check node ports, asked over HTTP as a load balancer asks them, in a namespace of their own.
 
+mod daemon;
+
 use std::{
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
+use daemon::{in_process, privileged, until};
 use netlink::Netns;
-use proxy::{
-    app::{Proxy, Setup},
-    config::check,
-    flags::Options,
-};
+use proxy::app::Proxy;
 
-const PATIENCE: Duration = Duration::from_secs(15);
-
-/// `None`, with a word about it, where there are no privileges; but CI must have them.
+/// With a second address, and one of the other family.
 fn node() -> Option<Netns> {
-    let made = Netns::new();
-    let netns = match made {
-        Ok(netns) => netns,
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "this test must have privileges in CI: {error}");
-            println!("skipped: {error}");
-            return None;
-        }
-    };
+    let netns = privileged(daemon::node())?;
     let addressed = netns.run(|| {
         let mut route = netlink::route::Route::open()?;
         let lo = route.link_index("lo")?;
-        for address in ["192.0.2.5", "198.51.100.5"] {
-            route.add_address(lo, address.parse().expect("valid"), 32)?;
-        }
-        route.add_address(lo, "2001:db8::5".parse().expect("valid"), 128)?;
-        route.set_up(lo, true)
+        route.add_address(lo, [198, 51, 100, 5].into(), 32)?;
+        route.add_address(lo, "2001:db8::5".parse().expect("valid"), 128)
     });
     addressed.expect("entered").expect("addresses to serve on");
     Some(netns)
@@ -53,15 +38,7 @@ fn start(folder: &Path, netns: &Netns, node_ports: &str) -> Proxy {
         "--healthz-port=0".to_owned(),
         "--metrics-port=0".to_owned(),
     ];
-    let (mut options, _) = Options::parse(&args).expect("valid flags");
-    options.complete().expect("no file to fail");
-    let checked = check::check(&options.config).expect("valid");
-    let flags = options.listing();
-    let Options { config, source, master, .. } = options;
-    let netns = Some(netns.try_clone().expect("a second handle"));
-    let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns }).expect("it starts");
-    proxy.status.commit_after(0, PATIENCE).expect("a first commit");
-    proxy
+    in_process(netns, &args)
 }
 
 /// A service with this health-check node port, and its endpoints: address, node, ready.
@@ -100,15 +77,6 @@ fn ask(netns: &Netns, to: &str) -> Option<String> {
         Some(text)
     };
     netns.run(fetch).expect("entered")
-}
-
-#[track_caller]
-fn until(what: &str, mut check: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !check() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn has(answer: Option<String>, code: &str, weight: u32) -> bool {

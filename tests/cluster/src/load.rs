@@ -19,10 +19,10 @@ use std::{
 
 use lab::{
     Answer, Flow, Lab, Route, Transport,
-    address::{Version, address_of},
+    address::{NODE_A, Version, address_of},
 };
 
-use crate::eventually;
+use crate::{eventually, manifest};
 
 /// A connection that is not there by then has failed. A lost packet is sent again after a second, so most are only slow.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,6 +39,19 @@ const PAUSE: Duration = Duration::from_millis(3);
 pub struct Line {
     pub from: &'static str,
     pub to: SocketAddr,
+}
+
+/// From everywhere to the service `web`: a pod, a process of the node, and a client from outside by the node port.
+pub fn everywhere(node_port: u16) -> Vec<Line> {
+    let cluster_ip = |version| SocketAddr::new(manifest::cluster_ip(version, 10), 80);
+    let node_port = |version: Version| SocketAddr::new(version.address(NODE_A), node_port);
+    vec![
+        Line { from: "a3", to: cluster_ip(Version::V4) },
+        Line { from: "a3", to: cluster_ip(Version::V6) },
+        Line { from: "node-a", to: cluster_ip(Version::V4) },
+        Line { from: "client", to: node_port(Version::V4) },
+        Line { from: "client", to: node_port(Version::V6) },
+    ]
 }
 
 /// What became of the load.

@@ -3,15 +3,12 @@
 //! From the real kube-proxy to Portolan and back, in each of its modes, under load: nothing may fail, what the other
 //! left goes, and what is foreign stays.
 
-use std::{net::SocketAddr, process::Command, thread, time::Duration};
+use std::{process::Command, thread, time::Duration};
 
-use lab::{
-    Transport,
-    address::{NODE_A, Version},
-};
+use lab::Transport;
 use stage::{
     Daemon, Stage, Target, eventually,
-    load::{Line, Load},
+    load::{Line, Load, everywhere},
     manifest,
     rival::{Rival, Way},
 };
@@ -35,21 +32,12 @@ const FOREIGN_WORDS: [(&[&str], &str); 5] = [
     (&["ip6tables-nft-save"], "2001:db8::7"),
 ];
 
-fn lines() -> Vec<Line> {
-    let cluster_ip = |version| SocketAddr::new(manifest::cluster_ip(version, 10), 80);
-    let node_port = |version: Version| SocketAddr::new(version.address(NODE_A), NODE_PORT);
-    vec![
-        Line { from: "a3", to: cluster_ip(Version::V4) },
-        Line { from: "a3", to: cluster_ip(Version::V6) },
-        Line { from: "node-a", to: cluster_ip(Version::V4) },
-        Line { from: "client", to: node_port(Version::V4) },
-        Line { from: "client", to: node_port(Version::V6) },
-    ]
-}
-
 /// By cluster IP and by node port, in both families.
 fn targets() -> Vec<Target> {
-    lines().into_iter().map(|Line { from, to }| Target { from, to, transport: Transport::Tcp }).collect()
+    everywhere(NODE_PORT)
+        .into_iter()
+        .map(|Line { from, to }| Target { from, to, transport: Transport::Tcp })
+        .collect()
 }
 
 fn on_node(stage: &Stage, words: &[&str]) -> String {
@@ -125,7 +113,7 @@ fn take_over(way: Way, overlap: Overlap) {
     let mut daemon = std::mem::replace(&mut stage.daemon, idle);
     let stage = &stage;
     thread::scope(|scope| {
-        let load = Load::begin(scope, &stage.lab, &lines());
+        let load = Load::begin(scope, &stage.lab, &everywhere(NODE_PORT));
         load.go_on(ROUND);
         let mut peer = Some(peer);
         if overlap == Overlap::None {
@@ -158,7 +146,7 @@ fn hand_back(way: Way) {
     daemon.start(&[kubeconfig]);
     daemon.must_serve();
     thread::scope(|scope| {
-        let load = Load::begin(scope, &stage.lab, &lines());
+        let load = Load::begin(scope, &stage.lab, &everywhere(NODE_PORT));
         load.go_on(ROUND);
         daemon.stop();
         load.go_on(ROUND);

@@ -25,6 +25,8 @@ pub mod leftovers;
 mod lock;
 mod run;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 mod watch;
 pub mod words;

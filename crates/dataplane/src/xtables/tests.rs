@@ -4,10 +4,9 @@
 
 use std::{env, fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
-use netlink::Netns;
-
 use super::{
     find::{Evidence, choose, doubts},
+    testing::with_each,
     *,
 };
 
@@ -120,19 +119,6 @@ fn output_comes_line_by_line_and_complaints_do_not_block() {
     assert_eq!(lines, ["line 1 -t nat", "line 2 -t nat", "line 3 -t nat"]);
 }
 
-/// Runs `work` in a namespace of its own; or not at all, without the privileges for one.
-fn in_a_namespace(work: impl Fn(Variant) + Sync) {
-    for variant in Variant::BOTH {
-        match Netns::new() {
-            Ok(netns) => netns.run(|| work(variant)).unwrap(),
-            Err(error) => {
-                assert!(env::var_os("CI").is_none(), "no namespace: {error}");
-                eprintln!("skipped: no namespace: {error}");
-            }
-        }
-    }
-}
-
 fn saved(xtables: &mut Xtables, family: Family, table: Table) -> Vec<String> {
     let mut lines = Vec::new();
     xtables.save(family, table, &mut |line| lines.push(line.to_owned())).unwrap();
@@ -142,7 +128,7 @@ fn saved(xtables: &mut Xtables, family: Family, table: Table) -> Vec<String> {
 
 #[test]
 fn the_variant_that_holds_the_hint_is_found() {
-    in_a_namespace(|variant| {
+    with_each(|variant| {
         let mut host = find_variant(&SEARCH, variant).unwrap();
         host.restore(Family::V4, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n").unwrap();
         let found = find(&SEARCH).unwrap();
@@ -159,7 +145,7 @@ fn the_variant_that_holds_the_hint_is_found() {
 
 #[test]
 fn looking_creates_nothing() {
-    in_a_namespace(|_| {
+    with_each(|_| {
         find(&SEARCH).unwrap();
         let names = fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         assert_eq!(names, "");
@@ -168,7 +154,7 @@ fn looking_creates_nothing() {
 
 #[test]
 fn a_refused_line_is_quoted_and_changes_nothing() {
-    in_a_namespace(|variant| {
+    with_each(|variant| {
         let mut xtables = find_variant(&SEARCH, variant).unwrap();
         let input = "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m nosuch -j RETURN\nCOMMIT\n";
         let failure = xtables.restore(Family::V4, input).unwrap_err();

@@ -15,32 +15,29 @@ use model::{Family, PerFamily};
 use netlink::{
     Error,
     legacy::{Shape, Shapes},
-    nft::{Change, Event, Monitor, Object},
+    nft::{Change, Monitor, Object},
 };
 
 use super::{Table, Writers, leftovers::is_current, words::is_built_in};
-use crate::{Drift, names::xt};
+use crate::{Drift, names::xt, notices::Notices};
 
-/// Follows the kernel's notifications, and passes over all that is not ours or was done by us.
+/// Passes over all that is not ours or was done by us.
 #[derive(Debug)]
 pub(super) struct NftWatch {
-    monitor: Monitor,
+    notices: Notices,
     writers: Writers,
-    /// What the commit that is being told of did to our chains, as far as it has been told.
-    changed: Option<String>,
 }
 
 impl NftWatch {
     pub(super) fn open(writers: Writers) -> Result<NftWatch, Error> {
-        Ok(NftWatch { monitor: Monitor::open()?, writers, changed: None })
+        Ok(NftWatch { notices: Notices::new(Monitor::open()?), writers })
     }
+}
 
-    fn note(&mut self, change: &Change) {
-        if !self.writers.contains(change.port)
-            && let Some(what) = harm(change)
-        {
-            self.changed.get_or_insert(what);
-        }
+impl crate::Watch for NftWatch {
+    fn next(&mut self, wait: Duration) -> Result<Option<Drift>, Error> {
+        let writers = &self.writers;
+        self.notices.next(wait, |change| if writers.contains(change.port) { None } else { harm(change) })
     }
 }
 
@@ -62,29 +59,6 @@ fn harm(change: &Change) -> Option<String> {
     };
     let verb = if change.added { "added or changed" } else { "removed" };
     is_table.then(|| format!("{place} {verb} in table {family} {}", change.table))
-}
-
-impl crate::Watch for NftWatch {
-    fn next(&mut self, wait: Duration) -> Result<Option<Drift>, Error> {
-        loop {
-            match self.monitor.next(wait) {
-                Ok(Some(Event::Change(change))) => self.note(&change),
-                Ok(Some(Event::Generation { pid, process, .. })) => {
-                    if let Some(what) = self.changed.take() {
-                        let name = process.unwrap_or_else(|| "unknown".into());
-                        let by = pid.map(|pid| format!("{name} ({pid})"));
-                        return Ok(Some(Drift { what, by, suspected: false }));
-                    }
-                }
-                Ok(None) => return Ok(None),
-                Err(Error::Overrun) => {
-                    let what = "more changes at once than could be followed".into();
-                    return Ok(Some(Drift { what, by: None, suspected: false }));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
 }
 
 /// The tables in which something of ours can be harmed.

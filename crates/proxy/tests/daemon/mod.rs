@@ -14,10 +14,15 @@ use std::{
 };
 
 use netlink::{Error, Netns};
+use proxy::{
+    app::{Proxy, Setup},
+    config::check,
+    flags::Options,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const BIN: &str = env!("CARGO_BIN_EXE_portolan");
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// `None`, with a word about it, where there are no privileges; but CI must have them.
 pub(crate) fn privileged<T>(made: Result<T, impl std::fmt::Display>) -> Option<T> {
@@ -43,12 +48,26 @@ pub(crate) fn node() -> Result<Netns, Error> {
     Ok(netns)
 }
 
+#[track_caller]
 pub(crate) fn until(what: &str, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !check() {
         assert!(Instant::now() < end, "not in time: {what}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The same inside this process, with what it counts at hand; all services are in force when it returns.
+pub(crate) fn in_process(netns: &Netns, args: &[String]) -> Proxy {
+    let (mut options, _) = Options::parse(args).expect("valid flags");
+    options.complete().expect("no file to fail");
+    let checked = check::check(&options.config).expect("valid");
+    let flags = options.listing();
+    let Options { config, source, master, .. } = options;
+    let netns = Some(netns.try_clone().expect("a second handle"));
+    let proxy = Proxy::start(Setup { config, checked, source, master, flags, netns }).expect("it starts");
+    proxy.status.commit_after(0, PATIENCE).expect("a first commit");
+    proxy
 }
 
 /// Ends the child, however the test ends.

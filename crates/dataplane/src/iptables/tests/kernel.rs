@@ -4,12 +4,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env,
     time::{Duration, Instant},
 };
 
 use model::{Family, Plan};
-use netlink::Netns;
 
 use super::{
     make::{ready, sampler, sketch},
@@ -18,21 +16,8 @@ use super::{
 use crate::{
     Config, Dataplane as _, Scope, Watch,
     iptables::{Iptables, parse, program::is_built_in, render},
-    xtables::{self, Table, Tables as _, Variant, words},
+    xtables::{self, Table, Tables as _, Variant, testing::with_each, words},
 };
-
-/// Runs `work` in a namespace of its own for each variant; or not at all, without the privileges for one.
-fn with_each(work: impl Fn(Variant) + Sync) {
-    for variant in Variant::BOTH {
-        match Netns::new() {
-            Ok(netns) => netns.run(|| work(variant)).unwrap(),
-            Err(error) => {
-                assert!(env::var_os("CI").is_none(), "no namespace: {error}");
-                eprintln!("skipped: no namespace: {error}");
-            }
-        }
-    }
-}
 
 fn open(variant: Variant) -> Iptables {
     Iptables::open(&Config { xtables: Some(variant), ..Config::default() }).unwrap()
