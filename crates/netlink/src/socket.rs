@@ -105,6 +105,41 @@ impl Socket {
         self.option(libc::NETLINK_ADD_MEMBERSHIP, group)
     }
 
+    /// Has the kernel keep back the notifications of what one socket did: nobody is woken for them, and they take no
+    /// room. A datagram is judged by its first message; the notifications of one commit all carry the same port.
+    pub(crate) fn pass_over(&self, port: u32) -> Result<(), Error> {
+        const PORT_OFFSET: u32 = 12;
+        let statement = |code: u32, jump_if_not: u8, k: u32| libc::sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf: jump_if_not,
+            k,
+        };
+        // A filter reads words in network order, the header is in the machine's.
+        let mut program = [
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, PORT_OFFSET),
+            statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, port.to_be()),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0),
+            statement(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        // SAFETY: the descriptor is open as long as `self.fd` lives; pointer and length describe `filter`, which
+        // describes `program`. Both outlive the call, and the kernel copies them.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const filter).cast(),
+                size_of_val(&filter) as libc::socklen_t,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(Error::io("setsockopt", last_errno())),
+        }
+    }
+
     /// Holds this many bytes of messages not received yet, or what the system allows.
     pub(crate) fn grow_recv_buffer(&self, bytes: usize) {
         if sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes).is_err() {

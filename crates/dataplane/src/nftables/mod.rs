@@ -175,7 +175,10 @@ impl<T: Transport> Dataplane for Nftables<T> {
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
-        let monitor = Monitor::open().map_err(|error| Error::kernel("watch", "our tables", error))?;
-        Ok(Some(Box::new(watch::Watch::new(monitor, self.nft.port()))))
+        let port = self.nft.port();
+        let monitor = Monitor::open()
+            .and_then(|monitor| monitor.passing_over(port))
+            .map_err(|error| Error::kernel("watch", "our tables", error))?;
+        Ok(Some(Box::new(watch::Watch::new(monitor, port))))
     }
 }

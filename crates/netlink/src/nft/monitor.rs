@@ -107,6 +107,12 @@ impl Monitor<Socket> {
         Ok(Monitor::over(socket))
     }
 
+    /// Is not told of what one socket does: a writer need not be woken by its own commits.
+    pub fn passing_over(self, port: u32) -> Result<Monitor<Socket>, Error> {
+        self.transport.pass_over(port)?;
+        Ok(self)
+    }
+
     /// Subscribes in another network namespace.
     pub fn open_in(netns: &Netns) -> Result<Monitor<Socket>, Error> {
         netns.run(Monitor::open)?

@@ -73,6 +73,28 @@ fn a_monitor_tells_what_and_who() {
 }
 
 #[test]
+fn a_writer_need_not_hear_itself() {
+    let Some(netns) = scratch_netns("a_writer_need_not_hear_itself") else { return };
+    let mut ours = Nft::open_in(&netns).expect("a socket");
+    let mut other = Nft::open_in(&netns).expect("a socket");
+    let mut monitor =
+        Monitor::open_in(&netns).and_then(|monitor| monitor.passing_over(ours.port())).expect("a monitor");
+    let table = TableRef { family: Family::V4, name: "watched" };
+    let mut batch = Batch::new();
+    batch.add_table(1, &Table::new(table.family, table.name), Create::Exclusive);
+    batch.add_chain(2, table, &Chain::regular("chain"), Create::Exclusive);
+    ours.commit(&batch).expect("commit");
+    assert_eq!(monitor.next(Duration::ZERO), Ok(None));
+
+    let mut batch = Batch::new();
+    batch.delete_chain(1, table, "chain", Delete::Existing);
+    other.commit(&batch).expect("commit");
+    let (changes, generation) = commit_events(&mut monitor);
+    assert_eq!(changes.len(), 1);
+    assert_eq!(generation.port(), other.port());
+}
+
+#[test]
 fn an_overrun_is_told_and_over() {
     let Some(netns) = scratch_netns("an_overrun_is_told_and_over") else { return };
     let mut monitor = Monitor::open_in(&netns).expect("a monitor");
