@@ -35,12 +35,33 @@ pub struct Outcome {
     pub rolling: Option<Rolling>,
     pub data_path: Option<DataPath>,
     pub repair: Option<Repair>,
-    /// The CPU time, in milliseconds, of one `iptables-restore` that changes next to nothing, in the iptables mode.
-    #[serde(default)]
+    /// The CPU time of [`Floor::nothing`], in milliseconds, as older runs have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_floor_ms: Option<f64>,
+    /// In the iptables mode, what its tool costs by itself.
+    #[serde(default)]
+    pub floor: Option<Floor>,
+    /// In the iptables mode, one swap with nothing before and after it: the CPU time, in milliseconds.
+    #[serde(default)]
+    pub lone_swap_cpu_ms: Option<f64>,
     pub memory: Option<Resident>,
     /// What went wrong or was left out, in a sentence each.
     pub notes: Vec<String>,
+}
+
+/// One run of `iptables-restore` on the tables as they are.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Floor {
+    /// That changes next to nothing.
+    pub nothing: Cost,
+    /// That puts one endpoint in another's place.
+    pub swap: Cost,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Cost {
+    pub cpu_ms: f64,
+    pub wall_ms: f64,
 }
 
 /// From the start of the program on a node without rules.

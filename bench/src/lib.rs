@@ -11,6 +11,7 @@
 //! - [`subject`]: the programs, started and stopped
 //! - [`phases`], [`probe`], [`datapath`], [`responder`]: what is done to each, and how it is seen from outside
 //! - [`meter`], [`scrape`], [`machine`]: what it costs
+//! - [`floor`]: what the tool of the iptables mode costs by itself
 //! - [`figures`], [`report`], [`budget`]: what is kept, shown and judged
 //! - [`undo`]: what an interrupt must not leave behind
 
@@ -20,6 +21,7 @@ pub mod budget;
 pub mod control;
 pub mod datapath;
 pub mod figures;
+pub mod floor;
 pub mod ground;
 pub mod machine;
 pub mod meter;

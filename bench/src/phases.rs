@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use crate::{
     datapath,
     figures::{Change, Churn, Cold, InForce, Outcome, Repair, Restart, Rolling},
+    floor,
     ground::Ground,
     meter::{KernelMemory, settle},
     objects::Objects,
@@ -84,7 +85,8 @@ impl Trial<'_> {
                         outcome.churn.push(self.churn(change)?);
                     }
                     if self.running.subject.is_iptables() {
-                        outcome.tool_floor_ms = Some(self.running.floor()?);
+                        outcome.lone_swap_cpu_ms = Some(self.lone_swaps()?);
+                        outcome.floor = Some(floor::measure(&self.running)?);
                     }
                 }
                 Phase::InForce => {
@@ -153,6 +155,20 @@ impl Trial<'_> {
             cpu_ms_per_change: 1e3 * cpu.total_s() / f64::from(changes),
             reported: scrape::reported(self.running.subject.commit_metrics(), &before, &after),
         })
+    }
+
+    /// Swaps far enough apart that each is written alone; the CPU time of one, in milliseconds.
+    fn lone_swaps(&mut self) -> Result<f64> {
+        const SWAPS: u32 = 10;
+        // Longer than any subject waits between two writes.
+        const APART: Duration = Duration::from_millis(2_500);
+        let (idle, _) = settle(&self.running.group, Duration::from_secs(15))?;
+        for turn in 0..SWAPS {
+            self.change_one(turn, Change::Swap)?;
+            thread::sleep(APART);
+        }
+        let (busy, _) = settle(&self.running.group, Duration::from_secs(30))?;
+        Ok(1e3 * busy.since(idle).total_s() / f64::from(SWAPS))
     }
 
     fn change_one(&mut self, turn: u32, change: Change) -> Result<()> {

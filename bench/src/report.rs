@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::{
     budget::{self, Verdict},
-    figures::{Change, Churn, Outcome, Quantiles, Run},
+    figures::{Change, Churn, Cost, Outcome, Quantiles, Run},
     objects::Size,
 };
 
@@ -70,7 +70,10 @@ const ROWS: &[(&str, Cell)] = &[
     }),
     ("swap: CPU per change, ms", |o| Some(format!("{:.3}", churn(o, Change::Swap)?.cpu_ms_per_change))),
     ("resize: CPU per change, ms", |o| Some(format!("{:.3}", churn(o, Change::Resize)?.cpu_ms_per_change))),
+    ("one swap alone: CPU, ms", |o| Some(format!("{:.3}", o.lone_swap_cpu_ms?))),
+    ("the tool alone, one swap: CPU / wall, ms", |o| Some(cost(o.floor?.swap))),
     ("one iptables-restore of nothing: CPU, ms", |o| Some(format!("{:.3}", o.tool_floor_ms?))),
+    ("the tool alone, nothing: CPU / wall, ms", |o| Some(cost(o.floor?.nothing))),
     ("swap: as reported, p50 / p99, ms", |o| reported(o, Change::Swap)),
     ("resize: as reported, p50 / p99, ms", |o| reported(o, Change::Resize)),
     ("swap: write to in force, p50 / p99, ms", |o| in_force(o, Change::Swap)),
@@ -113,6 +116,10 @@ const ROWS: &[(&str, Cell)] = &[
         seconds(repair.all_s).filter(|_| repair.all_s.is_some()).or(Some(format!("> {}", repair.waited_s)))
     }),
 ];
+
+fn cost(cost: Cost) -> String {
+    format!("{:.2} / {:.2}", cost.cpu_ms, cost.wall_ms)
+}
 
 fn table(size: Size, outcomes: &[&Outcome]) -> String {
     const LABEL: usize = 44;

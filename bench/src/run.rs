@@ -190,6 +190,8 @@ impl Place<'_> {
             data_path: None,
             repair: None,
             tool_floor_ms: None,
+            floor: None,
+            lone_swap_cpu_ms: None,
             memory: None,
             notes: Vec::new(),
         };

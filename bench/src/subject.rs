@@ -257,24 +257,13 @@ impl Running {
         self.scratch.join("subject.log")
     }
 
-    fn tool_folder(&self) -> PathBuf {
-        self.scratch.join("tools")
+    /// Where files may be written for it.
+    pub(crate) fn scratch(&self) -> &Path {
+        &self.scratch
     }
 
-    /// The CPU time, in milliseconds, of one `iptables-restore` that changes next to nothing: what the tool takes to read
-    /// and write the tables as they are now.
-    pub fn floor(&self) -> Result<f64> {
-        const RUNS: u32 = 20;
-        let group = Cgroup::new(&format!("portolan-bench-floor-{}", std::process::id()))?;
-        let input = r#"printf '*nat\n:BENCH-FLOOR - [0:0]\nCOMMIT\n' | iptables-restore -w 5 --noflush"#;
-        let script = format!("echo $$ >'{}' && {input}", group.door().display());
-        self.run_on_node(&["sh", "-c", &script])?;
-        let before = group.cpu()?;
-        for _ in 0..RUNS {
-            self.run_on_node(&["sh", "-c", &script])?;
-        }
-        let spent = group.cpu()?.since(before);
-        Ok(1e3 * spent.total_s() / f64::from(RUNS))
+    fn tool_folder(&self) -> PathBuf {
+        self.scratch.join("tools")
     }
 
     fn program(&self) -> Result<&Path> {
