@@ -10,7 +10,7 @@
 //!
 //! A write that takes long is one that costs much, so the pause grows with it: programming never takes more
 //! than half of the loop's time, what comes meanwhile is written together, and since the pause is bounded
-//! nothing waits for ever. Where a write costs the same whatever it changes, as with iptables, the pause is always
+//! nothing waits for ever. Where a write costs the same whatever it changes, as with iptables, the pause is at least
 //! `max_pause`: the more is written together, the better. No clock in here: the caller says what time it is.
 
 use std::time::{Duration, Instant};
@@ -18,11 +18,14 @@ use std::time::{Duration, Instant};
 /// The first wait after an error; each further one doubles it.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
+/// No even pause is longer than this because a write took long.
+const LONGEST_EVEN: Duration = Duration::from_secs(10);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Pacer {
     max_pause: Duration,
-    /// Every pause is `max_pause`.
+    /// Every pause is at least `max_pause`.
     even: bool,
     max_backoff: Duration,
     not_before: Option<Instant>,
@@ -35,7 +38,8 @@ impl Pacer {
         Pacer { max_pause, even: false, max_backoff, not_before: None, failures: 0 }
     }
 
-    /// From now on every pause is as long as the longest: a write costs the same whatever it changes.
+    /// From now on every pause is as long as the longest, and as the write before it: a write costs the same whatever it
+    /// changes.
     pub fn pause_evenly(&mut self) {
         self.even = true;
     }
@@ -54,7 +58,11 @@ impl Pacer {
     pub fn succeeded(&mut self, start: Instant, end: Instant) {
         let took = end.saturating_duration_since(start);
         self.failures = 0;
-        self.not_before = Some(end + if self.even { self.max_pause } else { took.min(self.max_pause) });
+        let pause = match self.even && !self.max_pause.is_zero() {
+            true => self.max_pause.max(took.min(LONGEST_EVEN)),
+            false => took.min(self.max_pause),
+        };
+        self.not_before = Some(end + pause);
     }
 
     /// A write failed. `jitter` is a number from 0 to 1 and spreads retries of many nodes: half of the wait
@@ -122,6 +130,13 @@ mod tests {
         assert_eq!(pacer.due(start), start, "idle is immediate");
         pacer.succeeded(start, start + 20 * MS);
         assert_eq!(pacer.due(start + 21 * MS), start + 1020 * MS);
+        pacer.succeeded(start, start + 3000 * MS);
+        assert_eq!(pacer.due(start), start + 6000 * MS, "half of the time at most");
+        pacer.succeeded(start, start + 60_000 * MS);
+        assert_eq!(pacer.due(start), start + 70_000 * MS);
+        pacer.set_max_pause(Duration::ZERO);
+        pacer.succeeded(start, start + 20 * MS);
+        assert_eq!(pacer.due(start + 20 * MS), start + 20 * MS, "a least period of 0 means no pause");
     }
 
     #[test]
