@@ -15,7 +15,7 @@ use std::{
 use dataplane::{Applied, Config, Dataplane, Scope, nftables::Nftables};
 use model::{
     Address, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan,
-    PlanBuilder, PodTraffic, Pool, Protocol, Role, ServiceKey, ServicePortName, Verdict,
+    PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
 };
 
 fn main() {
@@ -156,6 +156,7 @@ fn decision(index: u32, verdict: Verdict) -> Decision {
         outside: verdict,
         affinity: None,
         source_ranges: None,
+        reach: Reach::Cluster,
         rank: if index == 0 { 0 } else { 2 },
     }
 }

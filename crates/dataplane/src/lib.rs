@@ -52,6 +52,11 @@ pub trait Dataplane: Send {
         Ok(Audited::default())
     }
 
+    /// The iptables whose tables it writes, if it does.
+    fn variant(&self) -> Option<xtables::Variant> {
+        None
+    }
+
     /// A meter of connections, for another thread; `None` where nothing is counted. It is opened in the network
     /// namespace of the calling thread, which must be the dataplane's.
     fn meter(&self) -> Result<Option<Box<dyn Meter>>, Error> {
@@ -136,10 +141,23 @@ pub struct Applied {
     pub lock_wait: Duration,
     /// Something was not as we had left it, and no [`Drift`] told for certain.
     pub mended: bool,
+    /// Tables of iptables, where there are any.
+    pub tables: Vec<TableRules>,
     /// What elements that were removed or replaced had counted.
     pub retired: Vec<Reading>,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.
     pub warnings: Vec<String>,
+}
+
+/// The rules of a table of iptables that are ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableRules {
+    pub family: Family,
+    pub table: xtables::Table,
+    /// All of them, without those in built-in chains.
+    pub total: u64,
+    /// Those that this time were written.
+    pub written: u64,
 }
 
 impl Applied {

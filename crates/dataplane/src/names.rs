@@ -146,6 +146,13 @@ pub mod xt {
     /// Ours and kube-proxy's, for the same purpose. Empty; in mangle, nat and filter.
     pub const PROXY_CANARY: &str = "KUBE-PROXY-CANARY";
 
+    /// Counters by `nfacct`, which outlive the rules: packets dropped in [`FORWARD`] because they belong to no connection.
+    pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
+    /// New connections to node ports on loopback addresses.
+    pub const LOOPBACK_ACCEPTED: &str = "localhost_nps_accepted_pkts";
+    /// All of them.
+    pub const ACCOUNTS: [&str; 2] = [INVALID_DROPPED, LOOPBACK_ACCEPTED];
+
     /// In nat: frontends with an address, and last of all the way to [`NODEPORTS`]. In filter: cluster IPs without
     /// endpoints.
     pub const SERVICES: &str = "KUBE-SERVICES";

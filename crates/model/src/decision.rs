@@ -70,6 +70,9 @@ pub struct Decision {
     /// Who may connect at all, checked on the original source before anything else; everyone else is dropped.
     /// Disjoint, sorted, of the frontend's family; `None` is no restriction, an empty list lets nobody in.
     pub source_ranges: Option<Arc<[IpNet]>>,
+    /// Whose endpoints traffic from outside may get: what made `outside` as it is. For names and people, never for a
+    /// packet.
+    pub reach: Reach,
     /// Served in this order on a cold start; lower first: default/kubernetes, cluster DNS, the rest.
     pub rank: u8,
 }
@@ -91,6 +94,14 @@ impl fmt::Display for Role {
             Role::NodePort => "node-port",
         })
     }
+}
+
+/// Whose endpoints may be chosen from, by the service's policy. They may happen to be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reach {
+    Cluster,
+    /// Those of this node.
+    Node,
 }
 
 /// Invariant: where `inside` and `outside` of a [`Decision`] differ, `inside` is a `Forward`.

@@ -9,7 +9,8 @@ use ipnet::IpNet;
 use crate::{
     claims::Claim,
     decision::{
-        Address, Affinity, Backend, Decision, Forward, Frontend, HealthCheck, Masquerade, Pool, Role, Verdict,
+        Address, Affinity, Backend, Decision, Forward, Frontend, HealthCheck, Masquerade, Pool, Reach, Role,
+        Verdict,
     },
     family::{Family, PerFamily, Protocol},
     select::{Candidate, Selection, Uses, merge, select},
@@ -94,10 +95,22 @@ impl Scene<'_> {
                 outside: outside.clone(),
                 affinity,
                 source_ranges: self.source_ranges(role, address),
+                reach: self.reach(role),
                 rank,
             };
             let created_secs = self.service.created_secs;
             claims.push((frontend, Claim { decision, created_secs, serving: serving.clone() }));
+        }
+    }
+
+    fn reach(&self, role: Role) -> Reach {
+        let policy = match role {
+            Role::ClusterIp => self.service.internal_policy,
+            Role::ExternalIp | Role::LoadBalancer | Role::NodePort => external_policy(self.service),
+        };
+        match policy {
+            TrafficPolicy::Cluster => Reach::Cluster,
+            TrafficPolicy::Local => Reach::Node,
         }
     }
 

@@ -47,7 +47,7 @@ pub mod world;
 pub use builder::PlanBuilder;
 pub use decision::{
     Address, Affinity, Backend, Decision, FlowRule, Forward, Frontend, HealthCheck, Masquerade,
-    NodePortScope, PodTraffic, Pool, Role, Verdict,
+    NodePortScope, PodTraffic, Pool, Reach, Role, Verdict,
 };
 pub use endpoint::{Conditions, Endpoint, EndpointSlice, Hints, SliceKey, SlicePort};
 pub use family::{Family, PerFamily, Protocol};

@@ -3,11 +3,11 @@
 //! Every decoder on arbitrary bytes: nothing may panic, read too far or run forever.
 
 use crate::{
-    Family,
+    Family, accounts,
     channel::Ack,
     codec::{Message, Reader, each_attr},
     conntrack::Flow,
-    ipset, ipvs, nft,
+    ipset, ipvs, legacy, nft,
     route::{AddressChange, Link, read_address_change},
 };
 
@@ -24,12 +24,14 @@ pub fn fuzz_decode(bytes: &[u8]) {
     nft::fuzzing::decode_attrs(Family::V4, bytes);
     nft::fuzzing::decode_attrs(Family::V6, bytes);
     each_attr(bytes, |_| Ok(())).ok();
+    legacy::fuzz(bytes);
 }
 
 fn decode_message(message: &Message<'_>) {
     Ack::read(message).ok();
     Flow::read(message).ok();
     Link::read(message).ok();
+    accounts::read(message).ok();
     ipset::read_set(message, None).ok();
     // Its messages have no kind of their own.
     ipvs::read_service(message.body).ok();

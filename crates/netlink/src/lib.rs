@@ -11,7 +11,8 @@
 //! | [`ipvs`] | virtual services and their real servers |
 //! | [`ipset`] | sets of addresses and ports that iptables rules look into |
 //! | [`route`] | addresses and their changes; links and routes as far as a test network needs them |
-//! | [`legacy`] | the shape of a table of ip_tables, to see that it changed |
+//! | [`legacy`] | tables of ip_tables: their shape, and a digest of their rules, to see that they changed |
+//! | [`accounts`] | counters that rules of iptables share and outlive |
 //! | [`netns`] | network namespaces held by a file descriptor |
 //! | [`Peer`] | who is at the other end of a Unix socket |
 //! | [`socket`] | [`Transport`] (send and receive datagrams) and the real [`Socket`] |
@@ -21,6 +22,7 @@
 //! Everything is synchronous. Nothing read from a socket can panic: the decoders only move forward and check
 //! every length, and `fuzzing` runs all of them on arbitrary bytes.
 
+pub mod accounts;
 mod attr;
 mod channel;
 mod codec;

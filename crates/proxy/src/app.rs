@@ -42,7 +42,7 @@ use crate::{
     flags::{Options, Source},
     flows, health, host, http,
     live::Live,
-    metrics::{self, Metrics, Outside, ip_family},
+    metrics::{self, Accounted, Metrics, Outside, ip_family},
     node,
     reconcile::{Ports, Reconciler},
     reload::{Origin, Reload},
@@ -93,6 +93,7 @@ impl Proxy {
         let mode = available(checked.mode)?;
         let netns = netns.map(Arc::new);
         let families = in_netns(netns.as_deref(), host::families)?;
+        let accounted = Accounted::find(mode, netns.as_deref());
         possible(&checked, families)?;
         let node_name = host::node_name(&config.hostname_override)?;
         let started = metrics::start_time();
@@ -138,7 +139,7 @@ impl Proxy {
         let (fatal_sender, fatal) = mpsc::channel(1);
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
-            outside: Outside { problems: Arc::clone(&problems), api, connections: Arc::clone(&connections) },
+            outside: Outside { accounted, ..Outside::new(&problems, api, &connections) },
             config: live.current().clone(),
             flags,
             started,

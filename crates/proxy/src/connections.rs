@@ -236,8 +236,8 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use model::{
-        Address, Backend, Decision, Forward, Masquerade, PlanBuilder, Pool, Protocol, Role, ServiceKey,
-        Verdict,
+        Address, Backend, Decision, Forward, Masquerade, PlanBuilder, Pool, Protocol, Reach, Role,
+        ServiceKey, Verdict,
     };
 
     use super::*;
@@ -277,6 +277,7 @@ mod tests {
                     outside: verdict,
                     affinity: None,
                     source_ranges: None,
+                    reach: Reach::Cluster,
                     rank: 0,
                 };
                 plan.frontend(frontend(*last), decision)

@@ -6,7 +6,10 @@
 //! write everything again. A connection that it translated keeps its translation, which the kernel remembers.
 
 use std::{
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
     thread,
     time::Duration,
 };
@@ -14,6 +17,12 @@ use std::{
 use dataplane::{
     Mode,
     leftovers::{self, Report},
+    xtables::Variant,
+};
+
+use crate::{
+    events::{Note, Recorder, Regarding},
+    metrics::Metrics,
 };
 
 /// The waits between one look and the next; the last one for ever after.
@@ -26,21 +35,37 @@ pub struct Takeover {
     _alive: Sender<()>,
 }
 
+/// What serves now, and where to tell.
+pub struct Successor {
+    pub mode: Mode,
+    /// The iptables it writes with, if it does.
+    pub variant: Option<Variant>,
+    pub metrics: Arc<Metrics>,
+    pub events: Recorder,
+}
+
 /// Starts to look, on a thread of its own, in the network namespace of this one.
-pub fn begin(own: Mode) -> Takeover {
+pub fn begin(successor: Successor) -> Takeover {
     let (alive, ended) = channel();
     let thread = thread::Builder::new().name("takeover".to_owned());
-    if let Err(error) = thread.spawn(move || look(own, &ended)) {
+    if let Err(error) = thread.spawn(move || look(&successor, &ended)) {
         tracing::warn!(%error, "cannot start a thread; what another proxy left stays until the next start");
     }
     Takeover { _alive: alive }
 }
 
-fn look(own: Mode, ended: &Receiver<()>) {
+fn look(successor: &Successor, ended: &Receiver<()>) {
     let mut looks = 0;
     let mut told = Report::default();
     loop {
-        let report = leftovers::remove(Some(own));
+        let mut report = leftovers::remove(Some(successor.mode));
+        if let Some(variant) = successor.variant {
+            let split = leftovers::unite(variant);
+            tell_split(successor, variant, &split);
+            report.removed.extend(split.removed);
+            report.kept.extend(split.kept);
+            report.failed.extend(split.failed);
+        }
         tell(looks, &report, &told);
         told = report;
         let wait = WAITS[looks.min(WAITS.len() - 1)];
@@ -49,6 +74,22 @@ fn look(own: Mode, ended: &Receiver<()>) {
             return;
         }
     }
+}
+
+/// Rules in the tables of both variants: the kernel obeys both, and nobody sees the whole.
+fn tell_split(Successor { metrics, events, .. }: &Successor, own: Variant, split: &Report) {
+    if split.removed.is_empty() && split.failed.is_empty() {
+        return;
+    }
+    let other = own.other();
+    metrics.split.with(&[]).add(1);
+    let outcome = if split.failed.is_empty() { "they are removed" } else { "they cannot be removed" };
+    let words = format!(
+        "a Kubernetes proxy has chains in the {other} tables of iptables, beside those in use, in the {own} tables, and \
+         the kernel obeys both: {outcome}; if they come again, make all components use the {own} variant"
+    );
+    tracing::warn!("{words}");
+    events.note(Note::warning("SplitIptables", "Repair", Regarding::Node, words));
 }
 
 fn tell(looks: usize, report: &Report, told: &Report) {

@@ -107,6 +107,7 @@ mod tests {
                     outside: verdict.clone(),
                     affinity: None,
                     source_ranges: None,
+                    reach: model::Reach::Cluster,
                     rank: 0,
                 };
                 plan.frontend(frontend(*port), decision)

@@ -24,6 +24,8 @@ pub struct Scene<'a> {
     pub loopback: bool,
     /// The kernel takes packets out of a TCP window for valid, so that none are to be dropped for that.
     pub liberal: bool,
+    /// Some rules count with counters of their own, see [`xt::ACCOUNTS`].
+    pub accounts: bool,
     /// Rules for endpoints bear comments. They cost memory, so not where there are many.
     pub comments: bool,
 }
@@ -148,7 +150,8 @@ pub(super) fn fixed(scene: &Scene<'_>) -> Vec<(Table, Name, Vec<Rule>)> {
             .with([Match::comment("kubernetes forwarding conntrack rule"), Match::state(State::Known, true)]),
     ];
     if !scene.liberal {
-        forward.insert(0, Rule::to(Target::Drop).with([Match::state(State::Invalid, true)]));
+        let counter = scene.accounts.then_some(Match::Counted(xt::INVALID_DROPPED));
+        forward.insert(0, Rule::to(Target::Drop).with([Match::state(State::Invalid, true)]).with(counter));
     }
     let mut chains = vec![
         (Table::Filter, Name::known(xt::FORWARD), forward),

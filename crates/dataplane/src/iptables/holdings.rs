@@ -24,6 +24,33 @@ pub(super) struct Holdings {
     pub(super) health: HashMap<ServiceKey, Box<str>>,
     /// Rules for endpoints bear comments.
     pub(super) comments: bool,
+    /// How many rules they have, without those in built-in chains.
+    pub(super) rules: Count,
+    /// How many of them the last turn wrote.
+    pub(super) written: Count,
+}
+
+/// Rules by table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    pub(super) nat: u64,
+    pub(super) filter: u64,
+}
+
+impl Count {
+    pub(super) fn add(&mut self, table: Table, rules: usize) {
+        match table {
+            Table::Nat => self.nat += rules as u64,
+            Table::Filter => self.filter += rules as u64,
+            Table::Mangle => {}
+        }
+    }
+
+    /// Some go and some come.
+    pub(super) fn replace(&mut self, old: Count, new: Count) {
+        self.nat = (self.nat + new.nat).saturating_sub(old.nat);
+        self.filter = (self.filter + new.filter).saturating_sub(old.filter);
+    }
 }
 
 /// What one service port has in the tables.
@@ -32,6 +59,7 @@ pub(super) struct Held {
     pub(super) frontends: Vec<Frontend>,
     chains: Box<[(Name, u64)]>,
     lines: Box<[(Top, Box<str>)]>,
+    pub(super) rules: Count,
 }
 
 impl Held {
@@ -39,7 +67,10 @@ impl Held {
     pub(super) fn of(frontends: Vec<Frontend>, block: &Block) -> Held {
         let chains = block.chains.iter().map(|(chain, rules)| (*chain, Fingerprint::of(rules)));
         let lines = block.lines.iter().map(|(top, rule)| (*top, rule.to_string().into()));
-        Held { frontends, chains: chains.collect(), lines: lines.collect() }
+        let mut rules = Count::default();
+        rules.add(Table::Nat, block.chains.iter().map(|(_, rules)| rules.len()).sum());
+        block.lines.iter().for_each(|(top, _)| rules.add(top.table(), 1));
+        Held { frontends, chains: chains.collect(), lines: lines.collect(), rules }
     }
 
     pub(super) fn chains(&self) -> impl Iterator<Item = (Name, u64)> + '_ {

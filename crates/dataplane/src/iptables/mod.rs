@@ -6,9 +6,10 @@
 //!
 //! Pure: [`rule`] and `parse` (one rule), [`program`] (all of them) with [`sim`]; `name` (the hashes); `frame` (what is
 //! always there) and [`render`] (from the Plan to rules); `script` (the input of a restore) and `turn` (what goes into
-//! it). Effects: `probe` asks what tools and kernel can do, `readback` reads, this module writes. The tools are in
-//! [`crate::xtables`].
+//! it). Effects: `probe` asks what tools and kernel can do, `readback` reads, this module writes, `audit` sees what
+//! others do and nobody tells. The tools are in [`crate::xtables`].
 
+mod audit;
 mod frame;
 mod holdings;
 pub mod name;
@@ -31,7 +32,8 @@ use model::{Family, PerFamily, Plan};
 pub use self::frame::Scene;
 use self::{holdings::Holdings, readback::Readback, script::Script};
 use crate::{
-    Applied, Config, Dataplane, Error, Scope, Unsupported, leftovers, loopback,
+    Applied, Audited, Config, Dataplane, Error, Scope, TableRules, Unsupported, leftovers, loopback,
+    names::xt,
     xtables::{
         self, Failure, Table, Tables, Variant, Xtables,
         leftovers::{is_current, is_old},
@@ -45,10 +47,15 @@ pub struct Iptables<T = Xtables> {
     config: Config,
     /// What the tables hold; `None` when that is not known, at the start and after an error.
     known: Option<PerFamily<Holdings>>,
+    audit: audit::Audit,
     /// In which families loopback addresses serve node ports.
     loopback: PerFamily<bool>,
     /// The kernel takes packets out of a TCP window for valid.
     liberal: bool,
+    /// The tools know rules that count with counters of their own.
+    counts: bool,
+    /// And those counters are there.
+    accounts: bool,
     /// What is not as it should be on this host; told once.
     doubts: Vec<String>,
 }
@@ -67,14 +74,12 @@ impl Iptables<Xtables> {
             }
         };
         probe::probe(&tools, config.families)?;
+        let counts = probe::counts(&tools, config.families);
         let mut iptables = Iptables::over(tools, config);
+        iptables.counts = counts;
         iptables.doubts = doubts;
         iptables.liberal = fs::read_to_string(BE_LIBERAL).is_ok_and(|value| value.trim() != "0");
         Ok(iptables)
-    }
-
-    pub fn variant(&self) -> Variant {
-        self.tables.variant()
     }
 }
 
@@ -85,8 +90,11 @@ impl<T: Tables> Iptables<T> {
             tables,
             config: config.clone(),
             known: None,
+            audit: audit::Audit::default(),
             loopback: PerFamily::default(),
             liberal: false,
+            counts: false,
+            accounts: false,
             doubts: Vec::new(),
         }
     }
@@ -98,6 +106,7 @@ impl<T: Tables> Iptables<T> {
             mark: 1 << (self.config.masquerade_bit % 32),
             loopback: self.loopback[family],
             liberal: self.liberal,
+            accounts: self.accounts,
             comments,
         }
     }
@@ -138,9 +147,11 @@ impl<T: Tables> Iptables<T> {
         if script.is_empty() {
             return Ok(());
         }
+        self.audit.forget(family, script.changed());
         let outcome = self.tables.restore(family, &script.input());
-        applied.lock_wait += self.tables.take_waited();
+        // A wait in vain is told with the next one that was not.
         outcome.map_err(|failure| Error::tool("change", failure))?;
+        applied.lock_wait += self.tables.take_waited();
         applied.batches += 1;
         applied.added += script.added;
         applied.removed += script.removed;
@@ -160,6 +171,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
         };
         if changes.is_none() {
             self.loopback = loopback::prepare(plan, self.config.families, &mut applied.warnings);
+            self.accounts = self.counts && self.tables.keep_accounts(&xt::ACCOUNTS);
         }
         let was_known = known.is_some();
         let mut next = PerFamily::default();
@@ -182,6 +194,12 @@ impl<T: Tables> Dataplane for Iptables<T> {
                     }
                 }
             };
+        }
+        for family in self.families() {
+            let Holdings { rules, written, .. } = &next[family];
+            let of = |table, total, written| TableRules { family, table, total, written };
+            applied.tables.push(of(Table::Nat, rules.nat, written.nat));
+            applied.tables.push(of(Table::Filter, rules.filter, written.filter));
         }
         self.known = Some(next);
         let is_asked = matches!(scope, Scope::All) && was_known;
@@ -215,6 +233,17 @@ impl<T: Tables> Dataplane for Iptables<T> {
             }
         }
         Ok(text)
+    }
+
+    fn variant(&self) -> Option<Variant> {
+        self.tables.variant()
+    }
+
+    fn audit(&mut self) -> Result<Audited, Error> {
+        match &self.known {
+            Some(known) => self.audit.step(&mut self.tables, known, self.config.families),
+            None => Ok(Audited::default()),
+        }
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {

@@ -5,7 +5,7 @@
 use std::{borrow::Borrow, fmt, fmt::Write as _};
 
 use data_encoding::BASE32;
-use model::{Backend, ServicePortName};
+use model::{Backend, Reach, ServicePortName};
 use sha2::{Digest as _, Sha256};
 
 use crate::names::xt;
@@ -56,13 +56,16 @@ impl fmt::Debug for Name {
     }
 }
 
-/// The chain of a service port's pool: its first is the one that all external traffic may use, its second the one of
-/// this node. More it never has; they would get a name of their own.
-pub(super) fn pool(service: &ServicePortName, index: usize) -> Name {
+/// The chain of a service port's pool: the one that has the endpoints of the cluster, or the one that has this node's.
+/// A second one of the same kind it never has; it would get a name of its own.
+pub(super) fn pool(service: &ServicePortName, reach: Reach, index: usize) -> Name {
+    let prefix = match reach {
+        Reach::Cluster => xt::SVC,
+        Reach::Node => xt::SVL,
+    };
     match index {
-        0 => of(xt::SVC, service, ""),
-        1 => of(xt::SVL, service, ""),
-        more => of(xt::SVL, service, &more.to_string()),
+        0 => of(prefix, service, ""),
+        more => of(prefix, service, &more.to_string()),
     }
 }
 
@@ -112,14 +115,14 @@ mod tests {
     #[test]
     fn hashes_are_kube_proxys() {
         let named = port("p80");
-        assert_eq!(pool(&named, 0).as_str(), "KUBE-SVC-XPGD46QRK7WJZT7O");
-        assert_eq!(pool(&named, 1).as_str(), "KUBE-SVL-XPGD46QRK7WJZT7O");
+        assert_eq!(pool(&named, Reach::Cluster, 0).as_str(), "KUBE-SVC-XPGD46QRK7WJZT7O");
+        assert_eq!(pool(&named, Reach::Node, 0).as_str(), "KUBE-SVL-XPGD46QRK7WJZT7O");
         assert_eq!(external(&named).as_str(), "KUBE-EXT-XPGD46QRK7WJZT7O");
         assert_eq!(firewall(&named).as_str(), "KUBE-FW-XPGD46QRK7WJZT7O");
         assert_eq!(endpoint(&named, &backend("10.180.0.1:80")).as_str(), "KUBE-SEP-SXIVWICOYRO3J4NJ");
         assert_eq!(endpoint(&named, &backend("[fd00::1]:80")).as_str(), "KUBE-SEP-T5UNFIPVCZXM3U7X");
-        assert_eq!(pool(&port(""), 0).as_str(), "KUBE-SVC-AQI2S6QIMU7PVVRP");
-        assert_ne!(pool(&named, 2), pool(&named, 3));
+        assert_eq!(pool(&port(""), Reach::Cluster, 0).as_str(), "KUBE-SVC-AQI2S6QIMU7PVVRP");
+        assert_ne!(pool(&named, Reach::Node, 1), pool(&named, Reach::Node, 2));
     }
 
     /// Write-ups that people learn from show an unnamed port with the colon that kube-proxy wrote then.
@@ -135,7 +138,7 @@ mod tests {
         }
         let service = ServiceKey { namespace: "default".into(), name: "nginx".into() };
         let today = ServicePortName { service, port: "".into(), protocol: Protocol::Tcp };
-        assert_eq!(pool(&today, 0), hashed(xt::SVC, "default/nginxtcp"));
+        assert_eq!(pool(&today, Reach::Cluster, 0), hashed(xt::SVC, "default/nginxtcp"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
     name::Name,
     rule::{Is, Match, Rule, State, Target, mask, unreachable},
 };
-use crate::xtables::words::words;
+use crate::{names::xt, xtables::words::words};
 
 /// The rule that follows the name of the chain, as a tool of this family prints it.
 pub(super) fn rule(text: &str, family: Family) -> Option<Rule> {
@@ -116,6 +116,11 @@ impl<'a> Parser<'a> {
                 let word = self.word()?;
                 let (state, _) = State::ALL.iter().find(|(_, text)| *text == word)?;
                 Match::State(Is { value: *state, is })
+            }
+            "nfacct" => {
+                self.expect("--nfacct-name")?;
+                let word = self.word()?;
+                Match::Counted(xt::ACCOUNTS.into_iter().find(|name| *name == word)?)
             }
             "mark" => {
                 let is = !self.skip("!");

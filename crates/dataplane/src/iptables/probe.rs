@@ -56,6 +56,20 @@ pub(super) fn ask(tools: &mut dyn Tables, family: Family) -> Result<(), Unsuppor
     Err(missing(family, &all, None))
 }
 
+/// Whether rules can count with counters of their own. Nothing depends on it but metrics.
+pub(super) fn counts(tools: &Xtables, families: PerFamily<bool>) -> bool {
+    let Ok(netns) = Netns::new() else { return false };
+    let mut families = Family::BOTH.into_iter().filter(|family| families[*family]);
+    families.all(|family| {
+        let mut tools = tools.elsewhere();
+        let asked = netns.run(move || {
+            let need = (Table::Nat, "-m nfacct --nfacct-name portolan_probe -j RETURN", "xt_nfacct");
+            tools.keep_accounts(&["portolan_probe"]) && tools.restore(family, &input(&[need], family)).is_ok()
+        });
+        asked.unwrap_or(false)
+    })
+}
+
 fn missing(family: Family, failure: &Failure, need: Option<&Need>) -> Unsupported {
     let cause = match need {
         Some((_, rule, module)) if matches!(failure, Failure::Refused { advice: None, .. }) => {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use model::{
     Address, Affinity, Backend, Decision, Family, Forward, Frontend, HealthCheck, Masquerade, Plan,
-    PodTraffic, Pool, Protocol, Role, ServiceKey, ServicePortName, Verdict,
+    PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
 };
 
 use super::{
-    frame::{Scene, Top, fixed, footholds, node_port_destinations},
+    frame::{Scene, Top, fixed, footholds, loopback_net, node_port_destinations},
     name::{self, Name},
     program::Program,
     rule::{Is, Match, Rule, Target},
@@ -99,25 +99,23 @@ pub(super) fn block(
     block
 }
 
-/// The distinct pools: first those for external traffic from inside, which are the widest, then those of cluster IPs,
-/// then those for traffic from outside.
-fn pools<'a>(frontends: &[(Frontend, &'a Decision)]) -> Vec<&'a Arc<Pool>> {
-    let (cluster, external): (Vec<_>, Vec<_>) = frontends
-        .iter()
-        .map(|(_, decision)| *decision)
-        .partition(|decision| decision.role == Role::ClusterIp);
-    let verdicts = external
-        .iter()
-        .map(|decision| &decision.inside)
-        .chain(cluster.iter().map(|decision| &decision.inside))
-        .chain(external.iter().chain(&cluster).map(|decision| &decision.outside));
-    let mut pools: Vec<&Arc<Pool>> = Vec::new();
-    for pool in verdicts.filter_map(forward).map(|forward| &forward.pool) {
-        if !pools.contains(&pool) {
-            pools.push(pool);
+/// The distinct pools, each with whose endpoints it has. A service port has two at most, one of each reach.
+fn pools<'a>(frontends: &[(Frontend, &'a Decision)]) -> Vec<(Reach, &'a Arc<Pool>)> {
+    let inside = frontends.iter().map(|(_, decision)| (inside_reach(decision), &decision.inside));
+    let outside = frontends.iter().map(|(_, decision)| (decision.reach, &decision.outside));
+    let mut pools: Vec<(Reach, &Arc<Pool>)> = Vec::new();
+    for (reach, forward) in inside.chain(outside).filter_map(|(reach, to)| Some((reach, forward(to)?))) {
+        if !pools.contains(&(reach, &forward.pool)) {
+            pools.push((reach, &forward.pool));
         }
     }
+    pools.sort_by_key(|(reach, _)| *reach);
     pools
+}
+
+/// Whose endpoints traffic from inside may get: where it is told apart, it takes the short way to all.
+fn inside_reach(decision: &Decision) -> Reach {
+    if decision.inside == decision.outside { decision.reach } else { Reach::Cluster }
 }
 
 fn forward(verdict: &Verdict) -> Option<&Forward> {
@@ -131,20 +129,21 @@ struct Writer<'a> {
     scene: &'a Scene<'a>,
     service: &'a ServicePortName,
     frontends: &'a [(Frontend, &'a Decision)],
-    pools: Vec<&'a Arc<Pool>>,
+    pools: Vec<(Reach, &'a Arc<Pool>)>,
 }
 
 impl Writer<'_> {
-    fn pool_chain(&self, forward: &Forward) -> Name {
-        let index = self.pools.iter().position(|pool| **pool == forward.pool).unwrap_or_default();
-        name::pool(self.service, index)
+    fn chain_of(&self, reach: Reach, pool: &Arc<Pool>) -> Name {
+        let mut of_reach = self.pools.iter().filter(|(of, _)| *of == reach);
+        let index = of_reach.position(|(_, known)| *known == pool).unwrap_or_default();
+        name::pool(self.service, reach, index)
     }
 
     /// One chain for each pool, and one for each endpoint.
     fn pool_chains(&self, block: &mut Block) {
         let affinity = self.frontends.first().and_then(|(_, decision)| decision.affinity);
         let mut endpoints: Vec<(Name, &Backend)> = Vec::new();
-        for (index, pool) in self.pools.iter().enumerate() {
+        for (reach, pool) in &self.pools {
             let mut members: Vec<(String, &Backend)> =
                 pool.backends.iter().map(|backend| (backend.to_string(), backend)).collect();
             members.sort();
@@ -152,9 +151,9 @@ impl Writer<'_> {
                 .into_iter()
                 .map(|(text, backend)| (name::endpoint(self.service, backend), text, backend))
                 .collect();
-            let mut rules = self.masquerades(pool);
+            let mut rules = self.masquerades(*reach, pool);
             rules.extend(self.draw(&members, affinity));
-            block.chains.push((name::pool(self.service, index), rules));
+            block.chains.push((self.chain_of(*reach, pool), rules));
             for (chain, _, backend) in members {
                 if !endpoints.iter().any(|(known, _)| *known == chain) {
                     endpoints.push((chain, backend));
@@ -167,9 +166,10 @@ impl Writer<'_> {
     }
 
     /// Cluster IPs lead straight to a pool, so what of their traffic is masqueraded is said there.
-    fn masquerades(&self, pool: &Arc<Pool>) -> Vec<Rule> {
+    fn masquerades(&self, reach: Reach, pool: &Arc<Pool>) -> Vec<Rule> {
         let mut rules = Vec::new();
-        for (frontend, decision) in self.frontends.iter().filter(|(_, decision)| is_straight(decision)) {
+        let leads_here = |decision: &Decision| is_straight(decision) && decision.reach == reach;
+        for (frontend, decision) in self.frontends.iter().filter(|(_, decision)| leads_here(decision)) {
             let Some(forward) = forward(&decision.inside).filter(|forward| forward.pool == *pool) else {
                 continue;
             };
@@ -262,7 +262,7 @@ impl Writer<'_> {
         if decision.inside != decision.outside
             && let Some(inside) = forward(&decision.inside)
         {
-            let to = self.pool_chain(inside);
+            let to = self.chain_of(inside_reach(decision), &inside.pool);
             // Where all are masqueraded, pods are too.
             if inside.masquerade == Masquerade::Always {
                 rules.extend(self.pods(mark().with([note("masquerade pod")]), true));
@@ -275,7 +275,7 @@ impl Writer<'_> {
         }
         if let Some(outside) = forward(&decision.outside) {
             rules.extend(self.masquerade(mark().with([note("masquerade")]), outside.masquerade));
-            rules.push(Rule::jump(self.pool_chain(outside)));
+            rules.push(Rule::jump(self.chain_of(decision.reach, &outside.pool)));
         }
         rules
     }
@@ -322,7 +322,9 @@ impl Writer<'_> {
     fn lines(&self, frontend: &Frontend, decision: &Decision, block: &mut Block) {
         if let Some(inside) = forward(&decision.inside) {
             let (top, words, to) = match (decision.role, &decision.source_ranges) {
-                _ if is_straight(decision) => (Top::Services, "cluster IP", self.pool_chain(inside)),
+                _ if is_straight(decision) => {
+                    (Top::Services, "cluster IP", self.chain_of(decision.reach, &inside.pool))
+                }
                 (Role::NodePort, _) => (Top::NodePorts, "", name::external(self.service)),
                 (Role::LoadBalancer, Some(_)) => {
                     (Top::Services, "loadbalancer IP", name::firewall(self.service))
@@ -332,6 +334,15 @@ impl Writer<'_> {
                 }
                 (_, _) => (Top::Services, "external IP", name::external(self.service)),
             };
+            if top == Top::NodePorts
+                && self.scene.accounts
+                && self.scene.loopback
+                && self.scene.family == Family::V4
+            {
+                let counted =
+                    self.at(frontend, words, Target::Jump(to)).toward(loopback_net(Family::V4), true);
+                block.lines.push((top, counted.with([Match::Counted(xt::LOOPBACK_ACCEPTED)])));
+            }
             block.lines.push((top, self.at(frontend, words, Target::Jump(to))));
             if top == Top::Services && decision.source_ranges.is_some() {
                 let words = format!("traffic not accepted by {}", name::firewall(self.service));

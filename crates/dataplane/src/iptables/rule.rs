@@ -52,6 +52,8 @@ pub enum Match {
     /// By chance, in units of 2^-31.
     Chance(u32),
     State(Is<State>),
+    /// Always so, and counted under this name.
+    Counted(&'static str),
     /// The mark has this bit.
     Marked(Is<u32>),
 }
@@ -232,6 +234,7 @@ impl fmt::Display for Printed<'_> {
                 write!(f, "-m statistic --mode random --probability {chance:.11}")
             }
             Match::State(state) => write!(f, "-m conntrack {}--ctstate {}", Not(state.is), state.value),
+            Match::Counted(name) => write!(f, "-m nfacct --nfacct-name {name}"),
             Match::Marked(Is { value, is }) => write!(f, "-m mark {}--mark {value:#x}/{value:#x}", Not(*is)),
         }
     }

@@ -2,9 +2,13 @@
 
 //! The input of one `iptables-restore --noflush`: only what changes.
 
-use std::{collections::BTreeMap, fmt::Write as _, hash::Hasher as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    hash::Hasher as _,
+};
 
-use super::{frame::Top, name::Name, rule::Rule};
+use super::{frame::Top, holdings::Count, name::Name, rule::Rule};
 use crate::xtables::Table;
 
 /// What is to be done in the tables of one family.
@@ -17,6 +21,10 @@ pub(super) struct Script {
     pub(super) removed: u64,
     /// Chains written anew or removed.
     pub(super) chains: u64,
+    /// Rules written, by table.
+    pub(super) written: Count,
+    /// Chains of which some rules change.
+    shared: BTreeSet<(Table, Name)>,
 }
 
 /// What is to be done in one table, in the order in which it must be done.
@@ -35,6 +43,13 @@ impl Script {
         self.parts.is_empty()
     }
 
+    /// All chains that change.
+    pub(super) fn changed(&self) -> impl Iterator<Item = (Table, Name)> + '_ {
+        let declared =
+            self.parts.iter().flat_map(|(table, part)| part.declared.iter().map(|name| (*table, *name)));
+        declared.chain(self.shared.iter().copied())
+    }
+
     /// Writes a chain anew.
     pub(super) fn write<'a>(&mut self, table: Table, chain: Name, rules: impl IntoIterator<Item = &'a Rule>) {
         self.declare(table, chain);
@@ -42,6 +57,7 @@ impl Script {
         for rule in rules {
             let _ = writeln!(part.bodies, "-A {chain} {rule}");
             self.added += 1;
+            self.written.add(table, 1);
         }
     }
 
@@ -64,17 +80,21 @@ impl Script {
     pub(super) fn append(&mut self, top: Top, line: &str) {
         let _ = writeln!(self.parts.entry(top.table()).or_default().bodies, "-A {} {line}", top.chain());
         self.added += 1;
+        self.written.add(top.table(), 1);
     }
 
     /// Puts a rule at the beginning of a chain.
     pub(super) fn insert(&mut self, table: Table, chain: &str, line: &str) {
         let _ = writeln!(self.parts.entry(table).or_default().inserted, "-I {chain} {line}");
+        self.written.add(table, 1);
+        self.shared.extend(Name::new(chain).map(|chain| (table, chain)));
         self.added += 1;
     }
 
     /// Removes the first rule that is this one. It must be there.
     pub(super) fn delete(&mut self, table: Table, chain: &str, line: &str) {
         let _ = writeln!(self.parts.entry(table).or_default().deleted, "-D {chain} {line}");
+        self.shared.extend(Name::new(chain).map(|chain| (table, chain)));
         self.removed += 1;
     }
 

@@ -180,7 +180,7 @@ impl Walk<'_> {
         let (mut hit, mut missed) = (traveller, None);
         for part in &rule.matches {
             let holds = match part {
-                Match::Comment(_) | Match::Protocol => true,
+                Match::Comment(_) | Match::Protocol | Match::Counted(_) => true,
                 Match::Port(port) => hit.port == *port,
                 Match::FromLocal => (self.is_local)(hit.source),
                 Match::ToLocal => (self.is_local)(hit.destination),

@@ -9,7 +9,7 @@ use model::{Changes, Decision, Frontend, ServicePortName, Verdict};
 
 use super::{
     frame::{Foothold, Scene, Top, fixed, footholds},
-    holdings::{Held, Holdings, replace_lines},
+    holdings::{Count, Held, Holdings, replace_lines},
     name::Name,
     readback::Readback,
     render::{self, Block},
@@ -47,6 +47,7 @@ pub(super) fn change(holdings: &mut Holdings, scene: &Scene<'_>, changes: &Chang
         let block = block(scene, &service, &frontends);
         let is_gone = frontends.is_empty();
         let next = Held::of(frontends, &block);
+        holdings.rules.replace(old.rules, next.rules);
         old.replace(&next, &block, &mut script);
         if !is_gone {
             holdings.services.insert(service, next);
@@ -57,9 +58,12 @@ pub(super) fn change(holdings: &mut Holdings, scene: &Scene<'_>, changes: &Chang
         let check = scene.plan.health().get(key);
         let new = check.and_then(|check| render::health_line(key, check, scene.family));
         let new: Option<Box<str>> = new.map(|rule| rule.to_string().into());
+        let count = |line: &Option<Box<str>>| Count { filter: u64::from(line.is_some()), ..Count::default() };
+        holdings.rules.replace(count(&old), count(&new));
         replace_lines(Top::HealthChecks, old.as_deref().as_slice(), new.as_deref().as_slice(), &mut script);
         holdings.health.extend(new.map(|line| (key.clone(), line)));
     }
+    holdings.written = script.written;
     script
 }
 
@@ -75,6 +79,7 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
     let mut holdings = Holdings { comments: scene.comments, ..Holdings::default() };
     let mut order = Vec::new();
     for (table, chain, rules) in fixed(scene) {
+        holdings.rules.add(table, rules.len());
         if !found.claim(table, chain, Fingerprint::of(&rules)) {
             script.write(table, chain, &rules);
         }
@@ -87,6 +92,7 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
                 script.write(Table::Nat, *chain, rules);
             }
         }
+        holdings.rules.replace(Count::default(), held.rules);
         holdings.owners.extend(held.frontends.iter().map(|frontend| (*frontend, service.clone())));
         order.push(service.clone());
         holdings.services.insert(service, held);
@@ -95,6 +101,7 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
         let line = render::health_line(key, check, scene.family).map(|rule| rule.to_string().into());
         holdings.health.extend(line.map(|line| (key.clone(), line)));
     }
+    holdings.rules.add(Top::HealthChecks.table(), holdings.health.len());
     for top in Top::ALL {
         let mut groups: Vec<Vec<&str>> =
             order.iter().filter_map(|service| Some(holdings.services.get(service)?.lines(top))).collect();
@@ -103,12 +110,14 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
             groups.sort_unstable();
         }
         let tail: Vec<String> = top.tail(scene).iter().map(ToString::to_string).collect();
+        holdings.rules.add(top.table(), tail.len());
         mend(top, found.claim_top(top), &groups, &tail, &mut script);
     }
     stand(&found, scene, &mut script);
     for (table, chain) in found.stale() {
         script.remove(table, chain);
     }
+    holdings.written = script.written;
     (holdings, script)
 }
 

@@ -29,7 +29,11 @@ use netlink::nft::{Nft, TableRef};
 
 use self::ipvs::Busy;
 pub(crate) use self::legacy::remove_from;
-use crate::{Mode, names, nftables::wire, xtables::leftovers as chains};
+use crate::{
+    Mode, names,
+    nftables::wire,
+    xtables::{Variant, leftovers as chains},
+};
 
 /// What became of it. Each part is sentences, or names of things, for the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,5 +133,19 @@ pub fn remove(own: Option<Mode>) -> Report {
     }
     legacy::remove_chains(&is_doomed, &mut report);
     ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
+    report
+}
+
+/// Removes the chains of the iptables mode that are in the tables of the other variant: the kernel obeys both, and what
+/// is there follows no change any more. To be done once those of the variant `own` serve.
+pub fn unite(own: Variant) -> Report {
+    let mut report = Report::default();
+    match own.other() {
+        Variant::Legacy => legacy::remove_chains(&chains::is_current, &mut report),
+        Variant::Nft => match Nft::open() {
+            Ok(mut nft) => nft::remove_chains(&mut nft, &chains::is_current, &mut report),
+            Err(error) => report.failed.push(format!("tables of nftables: {error}")),
+        },
+    }
     report
 }

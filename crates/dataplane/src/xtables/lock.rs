@@ -19,6 +19,7 @@ const PATH: &str = "/run/xtables.lock";
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// See the module.
+#[derive(Clone, Debug)]
 pub(super) struct Lock {
     path: PathBuf,
 }

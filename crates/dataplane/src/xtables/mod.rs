@@ -17,10 +17,12 @@
 //! - `failure`: what went wrong, in one sentence
 //! - [`words`]: a line of `iptables-save`
 //! - `watch`: what others do to our chains
+//! - `ledger`: what tables of the legacy variant look like when only we wrote
 //! - [`leftovers`]: which chains are of Kubernetes proxies
 
 mod failure;
 mod find;
+mod ledger;
 pub mod leftovers;
 mod lock;
 mod run;
@@ -39,15 +41,20 @@ use std::{
 };
 
 use model::{Family, PerFamily};
+use netlink::{
+    accounts::Accounts,
+    nft::{Nft, TableRef},
+};
 
 pub use self::{
     failure::Failure,
     find::{Found, SEARCH, find, find_variant},
 };
 use self::{
+    ledger::Ledger,
     lock::Lock,
     run::Job,
-    watch::{Ledger, LegacyWatch, NftWatch},
+    watch::{LegacyWatch, NftWatch},
 };
 
 /// Which of the two.
@@ -91,15 +98,19 @@ pub enum Table {
 impl Table {
     /// All that a Kubernetes proxy or the kubelet uses.
     pub const ALL: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Table::Mangle => "mangle",
+            Table::Nat => "nat",
+            Table::Filter => "filter",
+        }
+    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Table::Mangle => "mangle",
-            Table::Nat => "nat",
-            Table::Filter => "filter",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -127,6 +138,16 @@ pub trait Tables: Send {
     /// What `iptables-restore --noflush --counters` does: each table of the input changes whole, or not at all.
     fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure>;
 
+    /// Makes counters for `nfacct` if they are not there; whether they are now.
+    fn keep_accounts(&mut self, _names: &[&str]) -> bool {
+        false
+    }
+
+    /// Which of the two it is, if it is one.
+    fn variant(&self) -> Option<Variant> {
+        None
+    }
+
     /// How long others have been waited for since this was last asked.
     fn take_waited(&mut self) -> Duration {
         Duration::ZERO
@@ -138,6 +159,16 @@ pub trait Tables: Send {
     /// [`Tables::watch`] tells only what concerns us.
     fn is_sure(&self) -> bool {
         true
+    }
+
+    /// Numbers that stand for the rules of some chains, each of which changes when a rule does and not with what it
+    /// counts; `None` where [`Tables::watch`] looks at all of them itself.
+    fn digests(
+        &mut self,
+        _family: Family,
+        _chains: &[(Table, &str)],
+    ) -> Result<Option<Vec<u64>>, netlink::Error> {
+        Ok(None)
     }
 
     /// Tells when somebody else changes chains of ours; `None` where that cannot be told. In the network namespace of
@@ -157,6 +188,7 @@ pub struct Xtables {
     writers: Arc<Mutex<Vec<u32>>>,
     /// What tables of the legacy variant look like when only we wrote.
     ledger: Ledger,
+    lock: Lock,
     waited: Duration,
 }
 
@@ -175,6 +207,7 @@ impl Xtables {
             limits: Limits::default(),
             writers: Arc::default(),
             ledger: Ledger::default(),
+            lock: Lock::default(),
             waited: Duration::ZERO,
         }
     }
@@ -182,6 +215,13 @@ impl Xtables {
     /// The same, within other limits.
     pub fn within(mut self, limits: Limits) -> Xtables {
         self.limits = limits;
+        self
+    }
+
+    /// The same, which look at another lock first than the tools take.
+    #[cfg(test)]
+    fn behind(mut self, lock: PathBuf) -> Xtables {
+        self.lock = Lock::at(lock);
         self
     }
 
@@ -205,7 +245,7 @@ impl Xtables {
             return Ok(());
         }
         let begun = Instant::now();
-        let outcome = Lock::default().wait(self.limits.lock);
+        let outcome = self.lock.wait(self.limits.lock);
         self.waited += begun.elapsed();
         outcome
     }
@@ -242,8 +282,32 @@ impl Tables for Xtables {
         ended?.check(tool, Some(input))
     }
 
+    fn keep_accounts(&mut self, names: &[&str]) -> bool {
+        let Ok(mut accounts) = Accounts::open() else { return false };
+        names.iter().all(|name| accounts.ensure(name).is_ok())
+    }
+
+    fn variant(&self) -> Option<Variant> {
+        Some(self.variant)
+    }
+
     fn is_sure(&self) -> bool {
         self.variant == Variant::Nft
+    }
+
+    fn digests(
+        &mut self,
+        family: Family,
+        chains: &[(Table, &str)],
+    ) -> Result<Option<Vec<u64>>, netlink::Error> {
+        if self.variant != Variant::Nft {
+            return Ok(None);
+        }
+        let mut nft = Nft::open()?;
+        let digest = |(table, chain): &(Table, &str)| {
+            nft.digest(TableRef { family: crate::nftables::wire(family), name: table.name() }, chain)
+        };
+        chains.iter().map(digest).collect::<Result<_, _>>().map(Some)
     }
 
     fn look(&mut self, family: Family) {

@@ -132,13 +132,13 @@ fn the_variant_that_holds_the_hint_is_found() {
         let mut host = find_variant(&SEARCH, variant).unwrap();
         host.restore(Family::V4, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n").unwrap();
         let found = find(&SEARCH).unwrap();
-        assert_eq!(found.xtables.variant(), variant);
+        assert_eq!(found.xtables.variant, variant);
         assert!(found.warnings.is_empty(), "{:?}", found.warnings);
 
         let mut other = find_variant(&SEARCH, variant.other()).unwrap();
         other.restore(Family::V6, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n").unwrap();
         let found = find(&SEARCH).unwrap();
-        assert_eq!(found.xtables.variant(), variant);
+        assert_eq!(found.xtables.variant, variant);
         assert_eq!(found.warnings.len(), 1, "{:?}", found.warnings);
     });
 }
@@ -163,5 +163,37 @@ fn a_refused_line_is_quoted_and_changes_nothing() {
         assert!(advice.as_ref().unwrap().contains("nosuch"), "{failure}");
         let lines = saved(&mut xtables, Family::V4, Table::Nat);
         assert!(lines.iter().all(|line| !line.contains("KUBE-X")), "{lines:?}");
+    });
+}
+
+#[test]
+fn a_lock_that_somebody_holds_is_waited_for_and_told() {
+    with_each(|variant| {
+        if variant == Variant::Nft {
+            // It has none.
+            return;
+        }
+        let path = env::temp_dir().join(format!("portolan-held-{}", std::process::id()));
+        let held = fs::File::create(&path).unwrap();
+        held.lock().unwrap();
+        let limits = Limits { lock: Duration::from_millis(300), ..Limits::default() };
+        let mut xtables = find_variant(&SEARCH, variant).unwrap().within(limits).behind(path.clone());
+        let failure = xtables.restore(Family::V4, "*nat\n:KUBE-X - [0:0]\nCOMMIT\n").unwrap_err();
+        let words = failure.to_string();
+        assert!(words.contains("/run/xtables.lock") && words.contains("held by"), "{words}");
+        assert!(words.contains(&format!("({})", std::process::id())), "{words}");
+        assert!(xtables.take_waited() >= Duration::from_millis(300));
+
+        // Freed in time.
+        let owner = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            held.unlock().unwrap();
+        });
+        let mut patient = xtables.within(Limits::default());
+        patient.restore(Family::V4, "*nat\n:KUBE-X - [0:0]\nCOMMIT\n").unwrap();
+        assert!(patient.take_waited() >= Duration::from_millis(50));
+        assert_eq!(patient.take_waited(), Duration::ZERO, "told once");
+        owner.join().unwrap();
+        fs::remove_file(&path).unwrap();
     });
 }

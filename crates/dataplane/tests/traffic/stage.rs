@@ -17,7 +17,7 @@ use lab::{
 };
 use model::{
     Address, Affinity, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope,
-    Plan, PlanBuilder, PodTraffic, Pool, Protocol, Role, ServiceKey, ServicePortName, Verdict,
+    Plan, PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
@@ -180,6 +180,7 @@ pub(crate) fn decision(inside: Verdict, outside: Verdict) -> Decision {
         outside,
         affinity: None,
         source_ranges: None,
+        reach: Reach::Cluster,
         rank: 2,
     }
 }

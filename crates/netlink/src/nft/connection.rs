@@ -325,7 +325,7 @@ impl<T: Transport> Nft<T> {
     }
 
     /// One listing. It fails with [`Error::Interrupted`] unless all of it was said in one generation.
-    fn dump(
+    pub(super) fn dump(
         &mut self,
         (what, kind): (&'static str, u16),
         family: Family,

@@ -22,6 +22,7 @@ mod batch;
 mod connection;
 mod decode;
 mod decode_expr;
+mod digest;
 mod encode;
 mod encode_expr;
 pub mod expr;
@@ -45,7 +46,7 @@ pub use types::{
 
 /// For [`crate::fuzzing`].
 pub(crate) mod fuzzing {
-    use super::{Event, decode, monitor};
+    use super::{Event, decode, digest, monitor};
     use crate::{Family, codec::Message};
 
     pub(crate) fn decode_message(message: &Message<'_>) {
@@ -63,6 +64,7 @@ pub(crate) mod fuzzing {
         decode::rule(attrs).ok();
         decode::set(attrs).ok();
         decode::elements(attrs, |_| {}).ok();
+        digest::add(&mut std::hash::DefaultHasher::new(), attrs, ("", "")).ok();
     }
 }
 

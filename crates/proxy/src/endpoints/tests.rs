@@ -16,6 +16,7 @@ fn endpoints(profiling: bool) -> Endpoints {
             problems: Arc::new(Problems::new()),
             api: Some(Arc::default()),
             connections: Arc::default(),
+            accounted: None,
         },
         config: Current::new(config),
         flags: BTreeMap::from([("v", "0".to_owned())]),

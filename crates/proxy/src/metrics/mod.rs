@@ -3,6 +3,7 @@
 //! What the program counts. The names with `kubeproxy_` are kube-proxy's, with its types, labels and buckets,
 //! so that existing dashboards and alerts go on working; those with `portolan_` are ours.
 
+mod accounts;
 mod outside;
 mod process;
 mod registry;
@@ -13,6 +14,7 @@ use model::Family as IpFamily;
 
 use self::registry::Render;
 pub use self::{
+    accounts::Accounted,
     outside::{Outside, features, requests},
     process::start_time,
     registry::{About, Counter, Family, Gauge, Histogram},
@@ -61,10 +63,14 @@ metrics! {
         "[ALPHA] EndpointSlice changes received and not yet in the kernel." [] Gauge::default;
     endpoint_changes: Counter = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
         "[ALPHA] EndpointSlice changes received." [] Counter::default;
+    iptables_last: Gauge = "kubeproxy_sync_proxy_rules_iptables_last"
+        "[ALPHA] Rules of iptables written by the last write." ["ip_family", "table"] Gauge::default;
     iptables_partial_failures: Counter = "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total"
         "[ALPHA] Writes of what changed to iptables that failed; everything was compared instead." ["ip_family"] Counter::default;
     iptables_failures: Counter = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"
         "[ALPHA] Writes to iptables that failed." ["ip_family"] Counter::default;
+    iptables_total: Gauge = "kubeproxy_sync_proxy_rules_iptables_total"
+        "[ALPHA] Rules of iptables that are ours, without those in built-in chains." ["ip_family", "table"] Gauge::default;
     last_queued: Gauge = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
         "[ALPHA] When a write to the kernel was last asked for." ["ip_family"] Gauge::default;
     last_synced: Gauge = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
@@ -98,6 +104,8 @@ metrics! {
         "Health-check node ports that are open, by address." ["ip_family"] Gauge::default;
     lock_wait: Histogram = "portolan_iptables_lock_wait_seconds"
         "Waits for the lock that the users of iptables share." [] sync_buckets;
+    split: Counter = "portolan_iptables_split_total"
+        "Times that chains of a proxy were found in the tables of the iptables variant that is not in use." [] Counter::default;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"
@@ -123,6 +131,7 @@ impl Metrics {
         let mut all: Vec<About> = self.all().iter().map(|family| family.about()).collect();
         all.extend(process::names());
         all.extend(outside::names());
+        all.extend(accounts::names());
         all.sort();
         all
     }

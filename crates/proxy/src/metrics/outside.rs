@@ -7,7 +7,7 @@ use std::sync::Arc;
 use model::Kind;
 use source::{Problems, kube};
 
-use super::{Metrics, registry::About};
+use super::{Accounted, Metrics, registry::About};
 use crate::{
     config::{Config, gates},
     connections::{self, Connections},
@@ -63,15 +63,30 @@ pub struct Outside {
     pub api: Option<Arc<kube::Status>>,
     /// What the kernel counted.
     pub connections: Arc<Connections>,
+    /// What rules of the iptables mode counted, in that mode.
+    pub accounted: Option<Accounted>,
 }
 
 impl Outside {
+    /// Of these, and nothing else.
+    pub fn new(
+        problems: &Arc<Problems>,
+        api: Option<Arc<kube::Status>>,
+        connections: &Arc<Connections>,
+    ) -> Outside {
+        let (problems, connections) = (Arc::clone(problems), Arc::clone(connections));
+        Outside { problems, api, connections, accounted: None }
+    }
+
     /// Adds the series to those of [`super::Metrics::render`].
     pub fn render(&self, out: &mut String) {
         let problems = self.problems.counts().filter(|(_, count)| *count > 0);
         BAD_OBJECTS
             .write(out, problems.map(|(reason, count)| (vec![reason.label().to_owned()], count as f64)));
         self.connections.render(out);
+        if let Some(accounted) = &self.accounted {
+            accounted.render(out);
+        }
         let Some(api) = &self.api else { return };
         let kinds = Kind::ALL.map(|kind| (label(kind), api.of(kind)));
         for (about, value) in &API {

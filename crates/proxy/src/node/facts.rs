@@ -6,6 +6,7 @@ use std::{fs, os::unix::fs::MetadataExt as _};
 
 use model::{Family, PerFamily};
 use netlink::{
+    legacy,
     nft::{Hook, Nft, Policy, Surveyed},
     route::Route,
 };
@@ -42,6 +43,8 @@ pub struct Facts {
     pub wanted_connections: Option<u64>,
     /// Tables of iptables-legacy.
     pub legacy_tables: Vec<String>,
+    /// Some of them could not be looked into.
+    pub legacy_unseen: bool,
     /// Tables of iptables-nft: `ip nat`.
     pub iptables_nft_tables: Vec<String>,
     /// Tables with rules of kube-proxy.
@@ -68,7 +71,31 @@ impl Facts {
             Ok(chains) => facts.sort_chains(&chains),
             Err(error) => facts.unseen = Some(error.to_string()),
         }
+        facts.look_into_legacy(&sysctls);
         facts
+    }
+
+    /// Reads the legacy tables that there are.
+    fn look_into_legacy(&mut self, sysctls: &Sysctls) {
+        for (family, file) in
+            [(netlink::Family::V4, "ip_tables_names"), (netlink::Family::V6, "ip6_tables_names")]
+        {
+            for table in legacy_tables_of(sysctls, file) {
+                let entries = match legacy::Tables::open(family).and_then(|tables| tables.read(&table)) {
+                    Ok(entries) => entries,
+                    Err(_) => {
+                        self.legacy_unseen = true;
+                        continue;
+                    }
+                };
+                if entries.policy("FORWARD") == Some(legacy::Policy::Drop) && table == "filter" {
+                    self.forward_drops.push(format!("legacy {family} filter FORWARD"));
+                }
+                if entries.chains().any(|chain| chain == "KUBE-SERVICES") {
+                    self.kube_proxy_tables.push(format!("legacy {family} {table}"));
+                }
+            }
+        }
     }
 
     /// What stands in files.
@@ -135,15 +162,16 @@ fn strict_interfaces(sysctls: &Sysctls) -> Vec<String> {
 
 /// Of both families. The file lists what this network namespace has in use.
 fn legacy_tables(sysctls: &Sysctls) -> Vec<String> {
-    let read = |name: &str| fs::read_to_string(sysctls.file(&format!("proc/thread-self/net/{name}")));
-    let mut tables: Vec<String> = ["ip_tables_names", "ip6_tables_names"]
-        .into_iter()
-        .filter_map(|name| read(name).ok())
-        .flat_map(|text| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
+    let files = ["ip_tables_names", "ip6_tables_names"].into_iter();
+    let mut tables: Vec<String> = files.flat_map(|file| legacy_tables_of(sysctls, file)).collect();
     tables.sort_unstable();
     tables.dedup();
     tables
+}
+
+fn legacy_tables_of(sysctls: &Sysctls, file: &str) -> Vec<String> {
+    let text = fs::read_to_string(sysctls.file(&format!("proc/thread-self/net/{file}"))).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Those of this network namespace. Where our program has kube-proxy's name, because only an image was swapped,
@@ -302,5 +330,34 @@ mod tests {
         assert!(empty.forwarding[Family::V4].is_some() && empty.local_ports.is_some());
         assert_eq!(full.bridges, ["br0"]);
         assert_eq!(full.forward_drops, ["ip wall gate"]);
+    }
+
+    #[test]
+    fn legacy_tables_are_looked_into() {
+        let Ok(netns) = netlink::Netns::new() else {
+            assert!(std::env::var_os("CI").is_none(), "this test must have privileges in CI");
+            println!("skipped: no network namespaces");
+            return;
+        };
+        let run = |arguments: &[&str]| {
+            let status = std::process::Command::new("iptables-legacy").args(arguments).status();
+            status.is_ok_and(|status| status.success())
+        };
+        let facts = netns
+            .run(|| {
+                let is_there = run(&["-P", "FORWARD", "DROP"]) && run(&["-t", "nat", "-N", "KUBE-SERVICES"]);
+                let mut facts = Facts::default();
+                facts.look_into_legacy(&Sysctls::host());
+                is_there.then_some(facts)
+            })
+            .expect("entered");
+        let Some(facts) = facts else {
+            assert!(std::env::var_os("CI").is_none(), "this test must have the tools in CI");
+            println!("skipped: no iptables-legacy, or no kernel for it");
+            return;
+        };
+        assert_eq!(facts.forward_drops, ["legacy ip filter FORWARD"]);
+        assert_eq!(facts.kube_proxy_tables, ["legacy ip nat"]);
+        assert!(!facts.legacy_unseen);
     }
 }

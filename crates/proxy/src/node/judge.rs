@@ -168,13 +168,35 @@ fn neighbours(facts: &Facts, findings: &mut Vec<Finding>) {
             remedy: "Choose one (update-alternatives --config iptables) and reboot, or flush the other.".to_owned(),
         });
     }
-    if facts.legacy_tables.iter().any(|table| table == "filter") {
+    let (legacy, nft): (Vec<_>, Vec<_>) = facts
+        .kube_proxy_tables
+        .iter()
+        .map(String::as_str)
+        .filter(|table| !table.ends_with(" kube-proxy"))
+        .partition(|table| table.starts_with("legacy "));
+    if !legacy.is_empty() && !nft.is_empty() {
+        findings.push(Finding {
+            rank: Rank::Risk,
+            name: "split-iptables",
+            says: format!(
+                "chains of Services are in the tables of both variants of iptables ({}; {}): the kernel obeys both, and \
+                 one of them follows no change",
+                legacy.join(", "),
+                nft.join(", ")
+            ),
+            remedy: "Make all components use the variant that has the chain KUBE-IPTABLES-HINT; Portolan removes the \
+                     other's chains once it serves."
+                .to_owned(),
+        });
+    }
+    if facts.legacy_unseen {
         findings.push(Finding {
             rank: Rank::Note,
             name: "legacy-filter",
-            says: "iptables-legacy has a filter table, whose FORWARD policy cannot be seen from here"
+            says: "iptables-legacy has tables that cannot be seen from here, and may drop what is forwarded"
                 .to_owned(),
-            remedy: "Look whether it drops: iptables-legacy -S FORWARD".to_owned(),
+            remedy: "Ask again with CAP_NET_ADMIN and CAP_NET_RAW, or look: iptables-legacy -S FORWARD"
+                .to_owned(),
         });
     }
 }
@@ -284,6 +306,7 @@ mod tests {
             forwarding: PerFamily { v4: Some(false), v6: Some(false) },
             kube_proxies: vec![17],
             legacy_tables: list(&["filter", "nat"]),
+            legacy_unseen: true,
             iptables_nft_tables: list(&["ip nat"]),
             ..Facts::default()
         };
@@ -341,6 +364,11 @@ mod tests {
     fn rules_of_kube_proxy_alone_are_a_note() {
         let facts = Facts { kube_proxy_tables: list(&["ip kube-proxy"]), ..Facts::default() };
         assert_eq!(names(&facts), [(Rank::Note, "kube-proxy-rules")]);
+        let facts =
+            Facts { kube_proxy_tables: list(&["legacy ip nat", "ip kube-proxy"]), ..Facts::default() };
+        assert_eq!(names(&facts), [(Rank::Note, "kube-proxy-rules")], "of two modes, but one variant");
+        let facts = Facts { kube_proxy_tables: list(&["ip nat", "legacy ip nat"]), ..Facts::default() };
+        assert_eq!(names(&facts), [(Rank::Risk, "split-iptables"), (Rank::Note, "kube-proxy-rules")]);
         let facts = Facts { unseen: Some("no".to_owned()), ..Facts::default() };
         assert_eq!(names(&facts), [(Rank::Note, "rules-unseen")]);
     }

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{Audited, Dataplane, Drift, Mode, Scope};
+use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules};
 use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
@@ -34,7 +34,7 @@ use crate::{
     pace::Pacer,
     status::Status,
     systemd::Systemd,
-    takeover::{self, Takeover},
+    takeover::{self, Successor, Takeover},
     tally::Tally,
 };
 
@@ -381,6 +381,11 @@ impl Reconciler {
         for family in applied.fallbacks.iter() {
             metrics.iptables_partial_failures.with(&[ip_family(*family)]).add(1);
         }
+        for TableRules { family, table, total, written } in &applied.tables {
+            let labels = [ip_family(*family), table.name()];
+            metrics.iptables_total.with(&labels).set(*total as f64);
+            metrics.iptables_last.with(&labels).set(*written as f64);
+        }
         if applied.mended && changes.is_empty() {
             let what = "rules that were not as we had left them".to_owned();
             drift::tell(&Drift { what, by: None, suspected: false }, metrics, &self.ports.events);
@@ -448,7 +453,10 @@ impl Reconciler {
             self.ports.metrics.drift_mended.with(&[]).add(1);
         }
         if let Succession::Ahead(mode) = self.succession {
-            self.succession = Succession::Begun(takeover::begin(mode));
+            let variant = self.dataplane.as_ref().and_then(|dataplane| dataplane.variant());
+            let (metrics, events) = (Arc::clone(&self.ports.metrics), self.ports.events.clone());
+            let successor = Successor { mode, variant, metrics, events };
+            self.succession = Succession::Begun(takeover::begin(successor));
         }
     }
 

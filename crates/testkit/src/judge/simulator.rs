@@ -60,7 +60,8 @@ impl Program {
         let loopback = family == Family::V4 && plan.loopback_node_ports(family);
         match mode {
             Mode::Iptables => {
-                let scene = Scene { plan, family, mark, loopback, liberal: false, comments: true };
+                let scene =
+                    Scene { plan, family, mark, loopback, liberal: false, accounts: false, comments: true };
                 Program::Iptables(iptables::render::program(&scene), BTreeSet::new())
             }
             Mode::Nftables | Mode::None => {

@@ -13,7 +13,7 @@ use super::{
     pure::scene,
 };
 use crate::{
-    Config, Dataplane as _, Scope,
+    Config, Dataplane as _, Scope, TableRules,
     iptables::{Iptables, frame::Top, render},
     xtables::Table,
 };
@@ -73,8 +73,11 @@ proptest! {
             iptables.apply(&cluster.plan, Scope::All).unwrap();
         }
         assert_holds(&iptables.tables, &cluster.plan);
+        let changes = cluster.update([]);
+        let stepwise = iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap().tables;
         let again = iptables.apply(&cluster.plan, Scope::All).unwrap();
         prop_assert!(again.changed_nothing(), "{again:?}");
+        prop_assert_eq!(stepwise, again.tables, "rules are counted alike");
     }
 
     #[test]
@@ -91,6 +94,19 @@ proptest! {
         }
         iptables.apply(&cluster.plan, Scope::All).unwrap();
         assert_holds(&iptables.tables, &cluster.plan);
+    }
+}
+
+#[test]
+fn rules_are_counted() {
+    let cluster = sampler();
+    let mut iptables = iptables(Memory::default());
+    let applied = iptables.apply(&cluster.plan, Scope::All).unwrap();
+    for TableRules { family, table, total, written } in applied.tables {
+        let ours = iptables.tables.chains(family, table);
+        let held = ours.iter().filter_map(|chain| iptables.tables.rules(family, table, chain)).map(Vec::len);
+        assert_eq!(total, held.sum::<usize>() as u64, "{family} {table}");
+        assert!(written >= total, "{family} {table}: the ways into our chains come on top");
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Config, Dataplane as _, Scope, Watch,
-    iptables::{Iptables, parse, program::is_built_in, render},
+    iptables::{Iptables, Scene, parse, program::is_built_in, render},
     xtables::{self, Table, Tables as _, Variant, testing::with_each, words},
 };
 
@@ -43,8 +43,8 @@ fn saved(variant: Variant, family: Family, table: Table) -> Chains {
     chains
 }
 
-fn rendered(plan: &Plan, family: Family, table: Table) -> Chains {
-    let program = render::program(&scene(plan, family));
+fn rendered(plan: &Plan, family: Family, table: Table, accounts: bool) -> Chains {
+    let program = render::program(&Scene { accounts, ..scene(plan, family) });
     let chains = program.tables.get(&table).into_iter().flatten();
     let text = |rules: &Vec<crate::iptables::rule::Rule>| rules.iter().map(ToString::to_string).collect();
     chains.map(|(name, rules)| (name.to_string(), text(rules))).collect()
@@ -59,7 +59,7 @@ fn the_tools_say_what_we_wrote() {
         assert_eq!(applied.batches, 2, "{applied:?}");
         for (family, table) in Family::BOTH.into_iter().flat_map(|f| Table::ALL.map(|table| (f, table))) {
             let mut found = saved(variant, family, table);
-            let wanted = rendered(&cluster.plan, family, table);
+            let wanted = rendered(&cluster.plan, family, table, iptables.accounts);
             found.retain(|name, rules| !is_built_in(name) || !rules.is_empty());
             assert_eq!(found, wanted, "{variant} {family} {table}");
         }
@@ -119,7 +119,8 @@ fn an_old_footprint_goes_and_neighbours_stay() {
         let mut iptables = open(variant);
         iptables.apply(&cluster.plan, Scope::All).unwrap();
         let nat = saved(variant, Family::V4, Table::Nat);
-        let ours: BTreeSet<String> = rendered(&cluster.plan, Family::V4, Table::Nat).into_keys().collect();
+        let ours: BTreeSet<String> =
+            rendered(&cluster.plan, Family::V4, Table::Nat, false).into_keys().collect();
         let left: Vec<_> = nat.keys().filter(|name| !is_built_in(name) && !ours.contains(*name)).collect();
         assert_eq!(left, ["CNI-HOSTPORT"]);
         assert!(nat["PREROUTING"].contains(&"-j CNI-HOSTPORT".to_owned()));
@@ -178,5 +179,122 @@ fn what_others_do_is_noticed_and_what_we_do_is_not() {
         let changes = cluster.update(sketch(1).slices(&ready(&[101])));
         iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
         assert_eq!(drift(&mut *watch, Duration::from_millis(700)), None, "{variant}");
+    });
+}
+
+/// Runs one command of the tool itself in the namespace of this thread.
+fn tool(variant: Variant, arguments: &str) -> String {
+    let mut command = std::process::Command::new(format!("iptables-{variant}"));
+    let output = command.args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Sends what goes to the first endpoint there is to another: not a byte more, not a rule less.
+fn divert(variant: Variant) {
+    let nat = saved(variant, Family::V4, Table::Nat);
+    let dnat =
+        |rules: &Vec<String>| rules.iter().position(|rule| rule.contains("-j DNAT --to-destination 10."));
+    let (chain, at) = nat.iter().find_map(|(chain, rules)| Some((chain, dnat(rules)?))).unwrap();
+    let rule = &nat[chain][at];
+    let (before, to) = rule.split_once("--to-destination ").unwrap();
+    let protocol = before.split(' ').skip_while(|word| *word != "-p").nth(1).unwrap();
+    let (_, port) = to.rsplit_once(':').unwrap();
+    let at = at + 1;
+    let recent =
+        if rule.contains("-m recent") { format!("-m recent --set --name {chain} ") } else { String::new() };
+    tool(
+        variant,
+        &format!(
+            "-t nat -R {chain} {at} -p {protocol} {recent}-m {protocol} -j DNAT --to-destination 10.9.9.9:{port}"
+        ),
+    );
+}
+
+fn is_diverted(variant: Variant) -> bool {
+    tool(variant, "-t nat -S").contains("10.9.9.9")
+}
+
+/// Without comments, so that the tool can leave a rule as long as it was.
+fn large() -> super::make::Cluster {
+    let mut cluster = sampler();
+    let hosts: Vec<u8> = (1..=200).collect();
+    for number in 20..27 {
+        cluster.update([sketch(number).service()]);
+        cluster.update(sketch(number).slices(&ready(&hosts)));
+    }
+    cluster
+}
+
+#[test]
+fn an_edit_that_leaves_the_size_is_noticed_and_mended() {
+    with_each(|variant| {
+        let cluster = large();
+        let mut iptables = open(variant);
+        let mut watch = iptables.watch().unwrap().unwrap();
+        iptables.apply(&cluster.plan, Scope::All).unwrap();
+        assert_eq!(drift(&mut *watch, Duration::from_millis(700)), None, "{variant}");
+        let shape = || netlink::legacy::Tables::open(netlink::Family::V4).unwrap().shape("nat").unwrap();
+        let before = (variant == Variant::Legacy).then(shape);
+        divert(variant);
+        assert!(is_diverted(variant));
+        assert_eq!((variant == Variant::Legacy).then(shape), before, "the test must leave the size");
+        assert!(drift(&mut *watch, Duration::from_secs(20)).is_some(), "{variant}");
+        let mended = iptables.apply(&cluster.plan, Scope::All).unwrap();
+        assert!(!mended.changed_nothing() && !is_diverted(variant), "{variant}: {mended:?}");
+        assert_eq!(mended.mended, variant == Variant::Legacy, "only there nobody had told for certain");
+    });
+}
+
+/// What others did just before we wrote is not taken for our own doing.
+#[test]
+fn an_edit_before_our_own_write_is_noticed() {
+    with_each(|variant| {
+        let mut cluster = large();
+        let mut iptables = open(variant);
+        let mut watch = iptables.watch().unwrap().unwrap();
+        iptables.apply(&cluster.plan, Scope::All).unwrap();
+        divert(variant);
+        let changes = cluster.update(sketch(1).slices(&ready(&[1])));
+        iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+        if is_diverted(variant) {
+            assert!(drift(&mut *watch, Duration::from_secs(20)).is_some(), "{variant}");
+            iptables.apply(&cluster.plan, Scope::All).unwrap();
+        }
+        assert!(!is_diverted(variant));
+    });
+}
+
+#[test]
+fn an_edit_that_nobody_told_is_found_by_the_audit() {
+    with_each(|variant| {
+        if variant == Variant::Legacy {
+            // There the watch looks at all rules.
+            return;
+        }
+        let mut cluster = large();
+        let mut iptables = open(variant);
+        iptables.apply(&cluster.plan, Scope::All).unwrap();
+        let round = |iptables: &mut Iptables| {
+            let mut found = None;
+            loop {
+                let audited = iptables.audit().unwrap();
+                found = found.or(audited.drift);
+                if !audited.more {
+                    return found;
+                }
+            }
+        };
+        assert_eq!(round(&mut iptables), None, "the first round learns");
+        assert_eq!(round(&mut iptables), None);
+        let changes = cluster.update(sketch(1).slices(&ready(&[1])));
+        iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+        assert_eq!(round(&mut iptables), None, "what we change is no drift");
+        divert(variant);
+        let found = round(&mut iptables).expect("it is another rule");
+        assert!(found.contains("KUBE-SEP-"), "{found}");
+        assert!(!iptables.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
+        assert!(!is_diverted(variant));
+        assert_eq!(round(&mut iptables), None);
     });
 }

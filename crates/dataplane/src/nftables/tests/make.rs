@@ -12,7 +12,8 @@ use std::{
 use ipnet::IpNet;
 use model::{
     Address, Affinity, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope,
-    PerFamily, Plan, PlanBuilder, PodTraffic, Pool, Protocol, Role, ServiceKey, ServicePortName, Verdict,
+    PerFamily, Plan, PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName,
+    Verdict,
 };
 use proptest::{prelude::*, sample::select, strategy::ValueTree, test_runner::TestRunner};
 
@@ -134,6 +135,7 @@ pub(super) fn decision(inside: Verdict, outside: Verdict) -> Decision {
         outside,
         affinity: None,
         source_ranges: None,
+        reach: Reach::Cluster,
         rank: 2,
     }
 }
