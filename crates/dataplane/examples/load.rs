@@ -133,6 +133,7 @@ fn plan_with(services: u32, endpoints: u32, count: &dyn Fn(u32) -> u32, swapped:
             address: Ipv4Addr::from(0x0a80_0000 + (index * endpoints + slot) % 0x3f_ffff).into(),
             port: 8080,
             local: false,
+            weight: 1,
         };
         let mut backends: Vec<Backend> = (0..count(index)).map(backend).collect();
         if let (true, Some(last)) = (swapped == Some(index), backends.last_mut()) {
@@ -155,6 +156,7 @@ fn decision(index: u32, verdict: Verdict) -> Decision {
         inside: verdict.clone(),
         outside: verdict,
         affinity: None,
+        tuning: None,
         source_ranges: None,
         reach: Reach::Cluster,
         rank: if index == 0 { 0 } else { 2 },

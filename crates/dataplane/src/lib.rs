@@ -13,6 +13,7 @@
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
 //! - [`leftovers`]: what other modes and other proxies left on the node
+//! - [`wishes`]: what services ask for beyond their spec, against what a mode can do
 //! - [`names`]: every name put into a kernel
 //! - [`error`]: what can go wrong
 
@@ -27,6 +28,7 @@ pub mod names;
 pub mod nftables;
 pub mod none;
 mod notices;
+pub mod wishes;
 pub mod xtables;
 
 use std::{net::SocketAddr, time::Duration};
@@ -34,6 +36,7 @@ use std::{net::SocketAddr, time::Duration};
 use model::{Changes, Family, Frontend, PerFamily, Plan};
 
 pub use error::{Error, Unsupported};
+pub use wishes::Abilities;
 
 /// Makes the kernel match a Plan.
 pub trait Dataplane: Send {
@@ -45,6 +48,11 @@ pub trait Dataplane: Send {
 
     /// What the kernel holds now, as text.
     fn dump(&mut self) -> Result<String, Error>;
+
+    /// What of the wishes of services this mode can do. What it cannot is told to people by whoever runs it.
+    fn abilities(&self) -> Abilities {
+        Abilities { instead: "endpoints are drawn at random", ..Abilities::default() }
+    }
 
     /// Compares a small part of what the kernel holds with what it should hold; the next call goes on with the next
     /// part. Finds what no [`Watch`] told, for [`Scope::All`] to mend. What a call costs is bounded.

@@ -90,6 +90,8 @@ pub mod chain {
     pub const MASQUERADE_OFF_PODS: &str = "-masq-off-pods";
     /// Suffix of a balancing chain that looks into the affinity map first.
     pub const STICKY: &str = "-sticky";
+    /// Infix of a balancing chain that hashes the client's port too.
+    pub const HASH_PORT: &str = "-port";
 }
 
 /// Sets and maps.
@@ -110,6 +112,15 @@ pub mod set {
     pub const NODE_PORT_ENDPOINTS: &str = "node-port-endpoints";
     /// Node port and slot to endpoint for traffic from inside, where it differs.
     pub const INSIDE_NODE_PORT_ENDPOINTS: &str = "inside-node-port-endpoints";
+    /// The same four for frontends whose endpoints are chosen by a hash of the client.
+    pub const HASH_ENDPOINTS: &str = "hash-endpoints";
+    pub const INSIDE_HASH_ENDPOINTS: &str = "inside-hash-endpoints";
+    pub const NODE_PORT_HASH_ENDPOINTS: &str = "node-port-hash-endpoints";
+    pub const INSIDE_NODE_PORT_HASH_ENDPOINTS: &str = "inside-node-port-hash-endpoints";
+    /// Prefix of the map of a frontend whose endpoints take turns; the frontend follows.
+    pub const TURNS: &str = "turns-";
+    /// The same for traffic from inside, where it differs.
+    pub const INSIDE_TURNS: &str = "inside-turns-";
     /// Frontends to be answered with "port unreachable".
     pub const REJECT_SERVICES: &str = "reject-services";
     /// Frontends to be dropped.

@@ -108,6 +108,8 @@ impl Names {
             external_policy: TrafficPolicy::Cluster,
             affinity_secs: None,
             health_check_node_port: None,
+            tuning: None,
+            weights: model::Weights::default(),
         }
     }
 
@@ -117,6 +119,7 @@ impl Names {
             address: Ipv4Addr::from_bits(0x0a80_0000 + number * 12 + n).into(),
             conditions: Conditions::default(),
             node: Some(self.nodes[(number + n) as usize % self.nodes.len()].clone()),
+            zone: None,
             hints: None,
         };
         EndpointSlice {
@@ -125,6 +128,7 @@ impl Names {
             family: Family::V4,
             ports: [SlicePort { name: self.port.clone(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: (0..endpoints).map(endpoint).collect(),
+            weight: 1,
             trigger_time_nanos: Some(1),
         }
     }

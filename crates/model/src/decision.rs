@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use crate::{
     family::{Family, PerFamily, Protocol},
     service::ServicePortName,
+    tuning::{Algorithm, Tuning},
 };
 
 /// Where packets go to.
@@ -67,6 +68,8 @@ pub struct Decision {
     /// From anywhere else. Equal to `inside` for most frontends.
     pub outside: Verdict,
     pub affinity: Option<Affinity>,
+    /// What the service asks for beyond its spec; `None` for most, and then the mode does as it always does.
+    pub tuning: Option<Arc<Tuning>>,
     /// Who may connect at all, checked on the original source before anything else; everyone else is dropped.
     /// Disjoint, sorted, of the frontend's family; `None` is no restriction, an empty list lets nobody in.
     pub source_ranges: Option<Arc<[IpNet]>>,
@@ -75,6 +78,13 @@ pub struct Decision {
     pub reach: Reach,
     /// Served in this order on a cold start; lower first: default/kubernetes, cluster DNS, the rest.
     pub rank: u8,
+}
+
+impl Decision {
+    /// How a backend is to be chosen for connections of clients that are not remembered.
+    pub fn algorithm(&self) -> Algorithm {
+        self.tuning.as_deref().map(|tuning| tuning.algorithm).unwrap_or_default()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,11 +139,19 @@ pub enum Masquerade {
     Always,
 }
 
-/// The endpoints to choose from, uniformly. Never empty inside a [`Forward`].
+/// The endpoints to choose from: in proportion to their weights, as [`Decision::algorithm`] says. Never empty inside a
+/// [`Forward`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Sorted by address and port, without duplicates.
     pub backends: Box<[Backend]>,
+}
+
+impl Pool {
+    /// Some backend shall get more than another.
+    pub fn is_weighted(&self) -> bool {
+        self.backends.windows(2).any(|pair| pair[0].weight != pair[1].weight)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,6 +160,9 @@ pub struct Backend {
     pub port: u16,
     /// It runs on this node, so it may be its own client (hairpin).
     pub local: bool,
+    /// Its share of new connections, beside those of the others; never 0 in a pool, since an endpoint of weight 0 is
+    /// not in it.
+    pub weight: u16,
 }
 
 impl fmt::Display for Backend {

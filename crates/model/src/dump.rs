@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! The plan as text: goldens, the command line and bug reports read the same. Everything is sorted, so equal
-//! plans print equally. A star marks a backend on this node; a rank is told of what is served before the rest.
+//! plans print equally. A star marks a backend on this node, `=3` its weight where that is not 1; a rank is told of
+//! what is served before the rest.
 //!
 //! ```text
 //! node
@@ -22,6 +23,8 @@ use crate::{
     decision::{Decision, Masquerade, NodePortScope, PodTraffic, Verdict},
     family::Family,
     plan::Plan,
+    tuning::Algorithm,
+    weights::DEFAULT_WEIGHT,
 };
 
 impl Display for Plan {
@@ -100,6 +103,9 @@ impl Display for Decision {
         if let Some(affinity) = self.affinity {
             write!(f, "  affinity {}s", affinity.timeout_secs)?;
         }
+        if self.algorithm() != Algorithm::default() {
+            write!(f, "  algorithm {}", self.algorithm())?;
+        }
         match self.source_ranges.as_deref() {
             None => {}
             Some([]) => write!(f, "  for nobody")?,
@@ -122,6 +128,9 @@ impl Display for Verdict {
         write!(f, "forward  masquerade {:8} ", forward.masquerade.to_string())?;
         for backend in &forward.pool.backends {
             write!(f, " {backend}{}", if backend.local { "*" } else { "" })?;
+            if backend.weight != DEFAULT_WEIGHT {
+                write!(f, "={}", backend.weight)?;
+            }
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ pub struct EndpointSlice {
     pub family: Family,
     pub ports: Box<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,
+    /// Of each endpoint that its service gives no other; see [`crate::Weights`].
+    pub weight: u16,
     /// When the change that led to this version happened (annotation
     /// `endpoints.kubernetes.io/last-change-trigger-time`), nanoseconds since 1970. Not part of any decision.
     pub trigger_time_nanos: Option<i64>,
@@ -49,6 +51,8 @@ pub struct Endpoint {
     pub conditions: Conditions,
     /// The node it runs on.
     pub node: Option<Arc<str>>,
+    /// The zone it runs in.
+    pub zone: Option<Arc<str>>,
     pub hints: Option<Arc<Hints>>,
 }
 

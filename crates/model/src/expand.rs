@@ -37,7 +37,7 @@ pub(crate) fn expand(service: &Service, world: &World, vantage: &Vantage) -> Exp
             && service.kind != ServiceKind::ExternalName
             && service.cluster_ips[family].is_some()
     });
-    let mut expansion = Expansion { health: health(service, slices, families), ..Expansion::default() };
+    let mut expansion = Expansion { health: health(service, world, families), ..Expansion::default() };
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
         expansion.cluster_ips.extend(service.cluster_ips[family]);
         let scene = Scene { service, world, vantage, family };
@@ -61,7 +61,8 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn expand_port(&self, port: &ServicePort, slices: &[Slice], expansion: &mut Expansion) {
         let place = (self.family, &*port.name, port.protocol);
-        let candidates = merge(slices, place, self.vantage.zone.as_deref());
+        let weigh = |slice: &Slice, record| slice.weight(record, &self.service.weights, self.world.places());
+        let candidates = merge(slices, place, self.vantage.zone.as_deref(), weigh);
         let selection = select(&candidates, self.uses(port));
         let local = selection.reachable.iter().filter(|backend| backend.local);
         expansion.local_backends.extend(local.map(|backend| backend.address));
@@ -94,6 +95,7 @@ impl Scene<'_> {
                 inside: inside.clone(),
                 outside: outside.clone(),
                 affinity,
+                tuning: self.service.tuning.clone(),
                 source_ranges: self.source_ranges(role, address),
                 reach: self.reach(role),
                 rank,
@@ -261,18 +263,21 @@ fn rank(service: &Service) -> u8 {
 }
 
 /// Only a load balancer that must find the nodes with local endpoints asks for it.
-fn health(service: &Service, slices: &[Slice], families: PerFamily<bool>) -> Option<HealthCheck> {
+/// An endpoint that gets no new connections is none it should find.
+fn health(service: &Service, world: &World, families: PerFamily<bool>) -> Option<HealthCheck> {
     let is_asked = service.kind == ServiceKind::LoadBalancer
         && service.external_policy == TrafficPolicy::Local
         && (families.v4 || families.v6);
     let port = service.health_check_node_port.filter(|port| is_asked && *port != 0)?;
+    let slices = world.slices(&service.key);
     let local_endpoints = PerFamily::from_fn(|family| {
         let of_family = slices.iter().filter(|slice| families[family] && slice.family == family);
         let local_ready = of_family
             .filter(|slice| !slice.ports.is_empty())
-            .flat_map(|slice| slice.records(None))
-            .filter(|(record, _)| record.is_local() && record.is_ready());
-        let mut addresses: Vec<IpAddr> = local_ready.map(|(record, _)| record.address).collect();
+            .flat_map(|slice| slice.records(None).map(move |(record, _)| (slice, record)))
+            .filter(|(_, record)| record.is_local() && record.is_ready())
+            .filter(|(slice, record)| slice.weight(*record, &service.weights, world.places()) != 0);
+        let mut addresses: Vec<IpAddr> = local_ready.map(|(_, record)| record.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
         u32::try_from(addresses.len()).unwrap_or(u32::MAX)

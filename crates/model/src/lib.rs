@@ -9,7 +9,9 @@
 //!
 //! - [`family`]: address families and protocols
 //! - [`service`], [`endpoint`], [`node`]: what is so, one object at a time
+//! - [`tuning`], [`weights`]: what a service asks of balancing beyond its spec
 //! - `slice`, `shelf`: an EndpointSlice as the world keeps it, and where it keeps it
+//! - `places`: the nodes and zones that endpoints run in
 //! - [`world`]: all of it, merged and indexed; remembers what became dirty
 //! - `vantage`: what of this node decisions depend on, and what holds for all services
 //! - `select`: which endpoints a service port may use
@@ -36,12 +38,15 @@ pub mod family;
 mod flows;
 pub mod node;
 pub mod oracle;
+mod places;
 pub mod plan;
 mod select;
 pub mod service;
 mod shelf;
 mod slice;
+pub mod tuning;
 mod vantage;
+pub mod weights;
 pub mod world;
 
 pub use builder::PlanBuilder;
@@ -57,4 +62,6 @@ pub use plan::{Changes, Conflict, Plan};
 pub use service::{
     Service, ServiceKey, ServiceKind, ServicePort, ServicePortName, SourceRanges, TrafficPolicy,
 };
+pub use tuning::{Algorithm, Scheduler, SchedulerFlags, Tuning};
+pub use weights::{DEFAULT_WEIGHT, WeightRule, Weights, Whose};
 pub use world::{Dirty, Kind, Update, World};

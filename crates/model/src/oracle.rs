@@ -10,6 +10,7 @@ use crate::{
     decision::{Address, Backend, Decision, Frontend, Masquerade, NodePortScope, PodTraffic, Verdict},
     family::{Family, Protocol},
     plan::Plan,
+    tuning::Algorithm,
 };
 
 /// The first packet of a connection, as it meets this node.
@@ -34,11 +35,12 @@ pub enum Origin {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To one of these, each as likely as the other; with the node's address as source if `masquerade`, and
+    /// To one of these, in proportion to their weights or as `algorithm` says; with the node's address as source if `masquerade`, and
     /// also if the chosen one is the source itself.
     Forward {
         backends: Box<[Backend]>,
         masquerade: bool,
+        algorithm: Algorithm,
     },
     Reject,
     Drop,
@@ -92,6 +94,7 @@ impl Plan {
                     Masquerade::OffPods => !is_pod,
                     Masquerade::Always => true,
                 },
+                algorithm: decision.algorithm(),
             },
         }
     }

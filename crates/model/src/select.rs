@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use crate::{
     decision::Backend,
     family::{Family, Protocol},
-    slice::Slice,
+    slice::{Record, Slice},
 };
 
 /// An endpoint of a service port.
@@ -31,23 +31,28 @@ pub(crate) struct Candidate {
 ///
 /// While an endpoint moves from slice to slice it can occur twice. A record that is not terminating counts before
 /// one that is (the address may have been given to a new pod), then a ready one, then a serving one; for the
-/// rest, the slice that comes first by name.
+/// rest, the slice that comes first by name. An endpoint of weight 0 gets nothing new, but what it has goes on.
 pub(crate) fn merge(
     slices: &[Slice],
     (family, name, protocol): (Family, &str, Protocol),
     zone: Option<&str>,
+    weigh: impl Fn(&Slice, Record) -> u16,
 ) -> Vec<Candidate> {
     let mut all = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
         for port in slice.ports.iter().filter(|port| *port.name == *name && port.protocol == protocol) {
-            all.extend(slice.records(zone).map(|(record, zone_hint)| Candidate {
-                backend: Backend { address: record.address, port: port.port, local: record.is_local() },
-                ready: record.is_ready(),
-                draining: record.is_serving() && record.is_terminating(),
-                terminating: record.is_terminating(),
-                serving: record.is_serving(),
-                node_hint: record.node_hint(),
-                zone_hint,
+            all.extend(slice.records(zone).map(|(record, zone_hint)| {
+                let weight = weigh(slice, record);
+                let (address, local) = (record.address, record.is_local());
+                Candidate {
+                    backend: Backend { address, port: port.port, local, weight },
+                    ready: record.is_ready() && weight != 0,
+                    draining: record.is_serving() && record.is_terminating() && weight != 0,
+                    terminating: record.is_terminating(),
+                    serving: record.is_serving(),
+                    node_hint: record.node_hint(),
+                    zone_hint,
+                }
             }));
         }
     }

@@ -6,7 +6,11 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use crate::family::{Family, PerFamily, Protocol};
+use crate::{
+    family::{Family, PerFamily, Protocol},
+    tuning::Tuning,
+    weights::Weights,
+};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +46,9 @@ pub struct Service {
     pub affinity_secs: Option<u32>,
     /// As written; used only for type LoadBalancer with external policy Local.
     pub health_check_node_port: Option<u16>,
+    /// Wishes beyond the spec; `None` for most.
+    pub tuning: Option<Arc<Tuning>>,
+    pub weights: Weights,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

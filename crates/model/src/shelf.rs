@@ -216,7 +216,7 @@ impl Shelf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{endpoint::EndpointSlice, family::Family};
+    use crate::{endpoint::EndpointSlice, family::Family, places::Places};
 
     fn key(number: usize) -> ServiceKey {
         ServiceKey { namespace: "n".into(), name: format!("service-{number}").into() }
@@ -226,9 +226,16 @@ mod tests {
         let key = SliceKey { namespace: "n".into(), name: name.into() };
         let service = self::key(0);
         let (ports, endpoints) = (Box::default(), Box::default());
-        let slice =
-            EndpointSlice { key, service, family: Family::V4, ports, endpoints, trigger_time_nanos: None };
-        Slice::compact(slice, "here", seen)
+        let slice = EndpointSlice {
+            key,
+            service,
+            family: Family::V4,
+            ports,
+            endpoints,
+            weight: 1,
+            trigger_time_nanos: None,
+        };
+        Slice::compact(slice, "here", &mut Places::default(), seen)
     }
 
     fn fill(shelf: &mut Shelf, seen: u32) {

@@ -2,14 +2,16 @@
 
 //! A slice as [`crate::World`] keeps it: what selection on *this* node reads, and nothing else.
 //!
-//! At 100,000 endpoints the form decides the size of the process, so node names shrink to "is it ours" (our name
-//! never changes), and zone hints, which most clusters do not use, cost nothing where there are none.
+//! At 100,000 endpoints the form decides the size of the process, so node and zone shrink to a number, and to "is
+//! it ours" (our name never changes), and zone hints, which most clusters do not use, cost nothing where there are none.
 
 use std::{net::IpAddr, sync::Arc};
 
 use crate::{
     endpoint::{Endpoint, EndpointSlice, Hints, SlicePort},
     family::Family,
+    places::Places,
+    weights::Weights,
 };
 
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(crate) struct Slice {
     /// The list in which it was last seen.
     pub(crate) seen: u32,
     pub(crate) family: Family,
+    /// Of its endpoints, unless their service gives them another.
+    weight: u16,
     pub(crate) ports: Box<[SlicePort]>,
     records: Box<[Record]>,
     /// Zone hints, one for each record; empty if no record has any.
@@ -27,20 +31,29 @@ pub(crate) struct Slice {
 impl Slice {
     /// Addresses of another family than the slice's are left out: the API server never lets them pass, and a
     /// frontend could not forward to them.
-    pub(crate) fn compact(slice: EndpointSlice, node_name: &str, seen: u32) -> Slice {
+    pub(crate) fn compact(slice: EndpointSlice, node_name: &str, places: &mut Places, seen: u32) -> Slice {
         let fits = |endpoint: &&Endpoint| Family::of(endpoint.address) == slice.family;
-        let records = slice.endpoints.iter().filter(fits).map(|e| Record::of(e, node_name)).collect();
+        let records = slice.endpoints.iter().filter(fits).map(|e| Record::of(e, node_name, places)).collect();
         let zone_hints = |endpoint: &Endpoint| endpoint.hints.clone().filter(|hints| !hints.zones.is_empty());
         let mut zones: Box<[_]> = slice.endpoints.iter().filter(fits).map(zone_hints).collect();
         if zones.iter().all(Option::is_none) {
             zones = Box::default();
         }
-        Slice { name: slice.key.name, seen, family: slice.family, ports: slice.ports, records, zones }
+        Slice {
+            name: slice.key.name,
+            seen,
+            family: slice.family,
+            weight: slice.weight,
+            ports: slice.ports,
+            records,
+            zones,
+        }
     }
 
     /// Says the same as the other, to this node.
     pub(crate) fn same_as(&self, other: &Slice) -> bool {
         self.family == other.family
+            && self.weight == other.weight
             && self.ports == other.ports
             && self.records == other.records
             && (0..self.records.len()).all(|at| self.zone_hints(at) == other.zone_hints(at))
@@ -65,20 +78,38 @@ impl Slice {
         })
     }
 
+    /// The numbers of the places where its endpoints run.
+    pub(crate) fn places(&self) -> impl Iterator<Item = u16> + '_ {
+        self.records.iter().map(|record| record.place)
+    }
+
+    /// What share of new connections an endpoint of this slice gets.
+    pub(crate) fn weight(&self, record: Record, weights: &Weights, places: &Places) -> u16 {
+        if weights.is_empty() {
+            return self.weight;
+        }
+        let place = places.at(record.place);
+        let node = place.and_then(|place| place.node.as_deref());
+        let zone = place.and_then(|place| place.zone.as_deref());
+        weights.of(record.address, node, zone).unwrap_or(self.weight)
+    }
+
     fn zone_hints(&self, at: usize) -> Option<&[Arc<str>]> {
         Some(&self.zones.get(at)?.as_ref()?.zones)
     }
 }
 
-/// One endpoint: 18 bytes.
+/// One endpoint: 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) address: IpAddr,
     flags: u8,
+    /// Where it runs, by number.
+    place: u16,
 }
 
 impl Record {
-    fn of(endpoint: &Endpoint, node_name: &str) -> Record {
+    fn of(endpoint: &Endpoint, node_name: &str, places: &mut Places) -> Record {
         let hinted = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.nodes);
         let is_ours = |name: &Arc<str>| **name == *node_name;
         let bits = [
@@ -90,7 +121,7 @@ impl Record {
             (HINTS_US, hinted.iter().any(is_ours)),
         ];
         let flags = bits.iter().filter(|(_, set)| *set).fold(0, |flags, (bit, _)| flags | bit);
-        Record { address: endpoint.address, flags }
+        Record { address: endpoint.address, flags, place: places.number(endpoint) }
     }
 
     pub(crate) fn is_ready(self) -> bool {
@@ -127,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_takes_18_bytes() {
-        assert_eq!(size_of::<Record>(), 18);
+    fn an_endpoint_takes_20_bytes() {
+        assert_eq!(size_of::<Record>(), 20);
     }
 }

@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use crate::{
     endpoint::{EndpointSlice, SliceKey},
     node::{Node, Settings},
+    places::Places,
     service::{Service, ServiceKey, SourceRanges},
     shelf::{Entry, Shelf},
     slice::Slice,
@@ -92,6 +93,7 @@ impl Dirty {
 pub struct World {
     settings: Settings,
     shelf: Shelf,
+    places: Places,
     node: Option<Node>,
     cidrs: BTreeMap<Arc<str>, CidrObject>,
     host_addresses: Box<[IpAddr]>,
@@ -104,6 +106,7 @@ impl World {
         World {
             settings,
             shelf: Shelf::default(),
+            places: Places::default(),
             node: None,
             cidrs: BTreeMap::new(),
             host_addresses: Box::default(),
@@ -202,6 +205,11 @@ impl World {
         self.shelf.entry(key).map_or(&[], Entry::slices)
     }
 
+    /// Where endpoints run.
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
     /// What all ServiceCIDR objects state, unmerged.
     pub(crate) fn service_cidrs(&self) -> impl Iterator<Item = IpNet> {
         self.cidrs.values().flat_map(|object| object.cidrs.iter().copied())
@@ -232,7 +240,10 @@ impl World {
         }
         let trigger_time = slice.trigger_time_nanos;
         let epoch = self.lists[Kind::EndpointSlice as usize].epoch;
-        let slice = Slice::compact(slice, &self.settings.node_name, epoch);
+        if self.places.should_sweep() {
+            self.places.sweep(self.shelf.entries().flat_map(Entry::slices).flat_map(Slice::places));
+        }
+        let slice = Slice::compact(slice, &self.settings.node_name, &mut self.places, epoch);
         if let Some(key) = self.shelf.put_slice(&service, slice) {
             self.dirty.mark(key);
             self.dirty.trigger_times_nanos.extend(trigger_time);

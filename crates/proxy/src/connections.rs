@@ -262,7 +262,7 @@ mod tests {
     }
 
     fn plan(owners: &[(u8, &str)]) -> Plan {
-        let backend = Backend { address: [10, 244, 0, 1].into(), port: 8080, local: false };
+        let backend = Backend { address: [10, 244, 0, 1].into(), port: 8080, local: false, weight: 1 };
         owners
             .iter()
             .fold(PlanBuilder::new(), |plan, (last, name)| {
@@ -276,6 +276,7 @@ mod tests {
                     inside: verdict.clone(),
                     outside: verdict,
                     affinity: None,
+                    tuning: None,
                     source_ranges: None,
                     reach: Reach::Cluster,
                     rank: 0,

@@ -106,6 +106,7 @@ mod tests {
                     inside: verdict.clone(),
                     outside: verdict.clone(),
                     affinity: None,
+                    tuning: None,
                     source_ranges: None,
                     reach: model::Reach::Cluster,
                     rank: 0,

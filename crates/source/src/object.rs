@@ -248,6 +248,9 @@ object! {
         #[prost(string, optional, tag = "6")]
         #[serde(skip_serializing_if = "Option::is_none")]
         node_name: Option<String>,
+        #[prost(string, optional, tag = "7")]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        zone: Option<String>,
         #[prost(message, optional, tag = "8")]
         #[serde(skip_serializing_if = "Option::is_none")]
         hints: Option<EndpointHints>,

@@ -134,6 +134,16 @@ reasons! {
     DuplicateObject, "duplicate_object", "this object is already given elsewhere", "the earlier one is used";
     BadEndpoints, "bad_endpoints", "not written as in \"10.0.0.1:80\" or \"http=10.0.0.1:80\"", "endpoint left out";
     UnknownPort, "unknown_port", "the Service has no such port", "endpoint left out";
+    BadScheduler, "bad_scheduler",
+        "not a scheduler: one of random, rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, fo, ovf, mh, twos",
+        "the mode's own is used";
+    BadSchedulerFlag, "bad_scheduler_flag",
+        "not one of sh-fallback, sh-port, mh-fallback, mh-port, flag-1, flag-2, flag-3", "flag left out";
+    BadWeights, "bad_weights",
+        "not written as in \"node:big=3\", \"zone:a=2\", \"10.1.2.0/24=0\" or \"*=1\", with 0 to 65535", "left out";
+    BadWeight, "bad_weight", "not a number from 0 to 65535", "1 is assumed";
+    TooManyWeights, "too_many_weights", "more than 256 entries", "this one and those after it are left out";
+    UnknownAnnotation, "unknown_annotation", "no such annotation; see docs/configuration.md", "it is ignored";
     Undecodable, "undecodable", "the object cannot be read", "object left out";
     UnknownKind, "unknown_kind", "nothing to be proxied", "document ignored";
     OtherNode, "other_node", "a node other than this one", "document ignored";

@@ -15,7 +15,7 @@ fn ip(last: u8) -> IpAddr {
 }
 
 fn backend(last: u8) -> Backend {
-    Backend { address: ip(last), port: 8080, local: false }
+    Backend { address: ip(last), port: 8080, local: false, weight: 1 }
 }
 
 fn frontend(last: u8) -> Frontend {

@@ -109,7 +109,7 @@ mod tests {
 
     fn backend(at: &str) -> Backend {
         let at: std::net::SocketAddr = at.parse().unwrap();
-        Backend { address: at.ip(), port: at.port(), local: false }
+        Backend { address: at.ip(), port: at.port(), local: false, weight: 1 }
     }
 
     #[test]

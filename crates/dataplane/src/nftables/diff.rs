@@ -43,7 +43,7 @@ pub(super) fn entry(frontend: &Frontend, old: &Entry, new: &Entry) -> Delta {
     let space = Space::of(frontend);
     let key = layout::key(frontend);
     for side in Side::BOTH {
-        let verdict = |entry: &Entry| Some(entry::verdict(key, entry.kind(space, side)?));
+        let verdict = |entry: &Entry| Some(entry::verdict(key, entry.kind(frontend, side)?));
         delta.replace(verdict(old), verdict(new));
         slots(&mut delta, frontend, side, old.target(side), new.target(side));
     }
@@ -57,6 +57,15 @@ pub(super) fn entry(frontend: &Frontend, old: &Entry, new: &Entry) -> Delta {
 }
 
 fn slots(delta: &mut Delta, frontend: &Frontend, side: Side, old: Option<&Target>, new: Option<&Target>) {
+    let container = |target: &Target| layout::endpoints(target.draw, frontend, side);
+    let (from, to) = (old.map(container), new.map(container));
+    let is_same_map = from == to || from.is_none() || to.is_none();
+    if !is_same_map {
+        // From one map into another: out of the one, into the other.
+        slots(delta, frontend, side, old, None);
+        return slots(delta, frontend, side, None, new);
+    }
+    let Some(container) = from.or(to) else { return };
     let mut old = old.into_iter().flat_map(|target| target.slots.packed());
     let mut new = new.into_iter().flat_map(|target| target.slots.packed());
     for slot in 0.. {
@@ -65,7 +74,7 @@ fn slots(delta: &mut Delta, frontend: &Frontend, side: Side, old: Option<&Target
             return;
         }
         if old != new {
-            let placed = |packed| entry::endpoint(frontend, side, slot, packed);
+            let placed = |packed| entry::endpoint(frontend, container, slot, packed);
             delta.replace(old.map(placed), new.map(placed));
         }
     }

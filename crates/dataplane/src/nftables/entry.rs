@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use model::Frontend;
 
 use super::{
-    layout::{self, Container, Kind, Mark, Side, Space},
+    layout::{self, Container, Kind, Mark, Side, Space, Way},
     program::{Bytes, Element, Value},
-    slots::{self, Class, Slots},
+    slots::{self, Draw, Slots},
 };
 
 /// See the module. Equal entries are equal in the kernel.
@@ -31,7 +31,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) mark: Mark,
-    pub(super) class: Class,
+    pub(super) draw: Draw,
     pub(super) slots: Slots,
 }
 
@@ -87,9 +87,11 @@ impl Entry {
     }
 
     /// The chain on this side.
-    pub(super) fn kind(&self, space: Space, side: Side) -> Option<Kind> {
-        let Target { mark, class, .. } = *self.target(side)?;
-        Some(Kind { space, side, mark, class, sticky: self.sticky_secs.is_some() })
+    pub(super) fn kind(&self, frontend: &Frontend, side: Side) -> Option<Kind> {
+        let target = self.target(side)?;
+        let way = Way::of(target.draw, frontend, target.slots.len());
+        let sticky = self.sticky_secs.is_some();
+        Some(Kind { space: Space::of(frontend), side, mark: target.mark, sticky, way })
     }
 
     /// The endpoints whose clients are remembered, on whichever side; sorted, packed. Empty without affinity.
@@ -110,9 +112,11 @@ impl Entry {
         let key = layout::key(frontend);
         let mut elements = Vec::new();
         for side in Side::BOTH {
-            elements.extend(self.kind(space, side).map(|kind| verdict(key, kind)));
-            let slots = self.target(side).into_iter().flat_map(|target| target.slots.packed());
-            elements.extend(slots.enumerate().map(|(slot, at)| endpoint(frontend, side, slot, at)));
+            elements.extend(self.kind(frontend, side).map(|kind| verdict(key, kind)));
+            let Some(target) = self.target(side) else { continue };
+            let container = layout::endpoints(target.draw, frontend, side);
+            let slots = target.slots.packed().enumerate();
+            elements.extend(slots.map(|(slot, at)| endpoint(frontend, container, slot, at)));
         }
         elements.extend(self.refusal.map(|refusal| Placed::new(refusal.container(space), key)));
         if let Some(secs) = self.sticky_secs {
@@ -141,9 +145,8 @@ pub(super) fn verdict(key: Bytes, kind: Kind) -> Placed {
     Placed { value: Mapped::Chain(kind), ..Placed::new(container, key) }
 }
 
-/// The endpoint, packed, in a slot.
-pub(super) fn endpoint(frontend: &Frontend, side: Side, slot: usize, packed: &[u8]) -> Placed {
-    let container = Container::Endpoints(Space::of(frontend), side);
+/// The endpoint, packed, in a slot of one of the maps of endpoints.
+pub(super) fn endpoint(frontend: &Frontend, container: Container, slot: usize, packed: &[u8]) -> Placed {
     let key = layout::key(frontend).number(slot as u32);
     let value = Mapped::Endpoint(slots::value(frontend.family(), packed));
     Placed { value, ..Placed::new(container, key) }

@@ -7,11 +7,11 @@
 use std::{collections::BTreeSet, num::NonZeroU32};
 
 use ipnet::IpNet;
-use model::{Family, PodTraffic};
+use model::{Family, Frontend, PodTraffic};
 
 use super::{
     entry::Entry,
-    layout::{Container, Kind, Mark, Side, Space},
+    layout::{Container, Kind, Mark, Side, Space, Way},
     program::{Chain, ChainKind, Field, Frame, Hook, Rule, Statement},
     slots::Class,
 };
@@ -45,20 +45,30 @@ pub(super) struct InUse {
 impl InUse {
     /// Adds what an entry needs. With the first entry of a map come its drawing chains of all usual classes: a rule
     /// that uses a map makes the kernel walk all elements, 0.2 s for 100,000, so it had better come early.
-    pub(super) fn add(&mut self, space: Space, entry: &Entry) {
+    pub(super) fn add(&mut self, frontend: &Frontend, entry: &Entry) {
+        let space = Space::of(frontend);
         for side in Side::BOTH {
-            let Some(kind) = entry.kind(space, side) else { continue };
-            let classes = Class::usual().chain([kind.class]);
-            self.kinds.extend(classes.map(|class| Kind::drawing(space, side, class)));
-            self.kinds.insert(kind);
+            let Some(kind) = entry.kind(frontend, side) else { continue };
+            match kind.way {
+                Way::Random(_) => {
+                    let ways = Class::usual().map(Way::Random);
+                    self.kinds.extend(ways.map(|way| Kind::drawing(space, side, way)));
+                }
+                Way::Hash { port, .. } => {
+                    let ways = Class::usual().map(|class| Way::Hash { class, port });
+                    self.kinds.extend(ways.map(|way| Kind::drawing(space, side, way)));
+                }
+                Way::Turns { .. } => {}
+            }
+            self.kinds.extend([Kind::drawing(space, side, kind.way), kind]);
         }
         self.timeouts_secs.extend(entry.sticky_secs.map(u32::from));
         self.firewall |= entry.sources.is_some();
     }
 
     /// All that an entry needs is here.
-    pub(super) fn covers(&self, space: Space, entry: &Entry) -> bool {
-        let has = |side| entry.kind(space, side).is_none_or(|kind| self.kinds.contains(&kind));
+    pub(super) fn covers(&self, frontend: &Frontend, entry: &Entry) -> bool {
+        let has = |side| entry.kind(frontend, side).is_none_or(|kind| self.kinds.contains(&kind));
         let remembers = |secs: NonZeroU32| self.timeouts_secs.contains(&secs.get());
         Side::BOTH.into_iter().all(has)
             && entry.sticky_secs.is_none_or(remembers)
@@ -69,6 +79,8 @@ impl InUse {
 /// All sets and chains.
 pub(super) fn frame(around: &Surroundings, in_use: &InUse) -> Frame {
     let mut containers = Container::FIXED.to_vec();
+    let on_demand: BTreeSet<Container> = in_use.kinds.iter().map(Kind::container).collect();
+    containers.extend(on_demand.into_iter().filter(|container| !Container::FIXED.contains(container)));
     for secs in &in_use.timeouts_secs {
         containers.extend(Space::BOTH.map(|space| Container::Sticky(space, *secs)));
     }
@@ -259,7 +271,7 @@ fn mark_off_pods(around: &Surroundings) -> Chain {
 
 /// Marks, looks for the client's endpoint, and goes on to the chain that draws.
 fn balancing(around: &Surroundings, kind: &Kind) -> Chain {
-    let drawing = Kind::drawing(kind.space, kind.side, kind.class);
+    let drawing = Kind::drawing(kind.space, kind.side, kind.way);
     if *kind == drawing {
         return Chain::regular(kind.name(), draws(kind));
     }
@@ -277,18 +289,25 @@ fn balancing(around: &Surroundings, kind: &Kind) -> Chain {
 
 /// Draws until a filled slot is met; see [`super::slots`].
 fn draws(kind: &Kind) -> Vec<Rule> {
-    let draw = |below| {
+    let draw = |field| {
         let mut key = kind.space.key();
-        key.push(Field::Random(below));
-        let map = Container::Endpoints(kind.space, kind.side).name().into_owned();
+        key.push(field);
+        let map = kind.container().name().into_owned();
         Rule::from([Statement::Dnat { key, map }])
     };
-    let size = kind.class.size();
-    let mut rules: Vec<Rule> = (0..kind.class.tries()).map(|_| draw(size)).collect();
-    if size > 1 {
-        rules.push(draw(kind.class.last_draw()));
+    let fields = |class: Class, field: &dyn Fn(u32, u32) -> Field| -> Vec<Rule> {
+        let (size, tries) = (class.size(), class.tries());
+        let last = (size > 1).then(|| field(class.last_draw(), tries));
+        (0..tries).map(|attempt| field(size, attempt)).chain(last).map(draw).collect()
+    };
+    match kind.way {
+        Way::Random(class) => fields(class, &|below, _| Field::Random(below)),
+        // Each attempt is another hash, but the same for the same client.
+        Way::Hash { class, port } => {
+            fields(class, &|below, attempt| Field::Hash { below, seed: HASH_SEED + attempt, port })
+        }
+        Way::Turns { slots, .. } => vec![draw(Field::Turn(slots))],
     }
-    rules
 }
 
 fn from_pods(pods: &PodTraffic, is: bool) -> Statement {
@@ -326,3 +345,7 @@ const BEFORE_DSTNAT: i32 = DSTNAT - 10;
 const SRCNAT: i32 = 100;
 const BEFORE_SRCNAT: i32 = SRCNAT - 10;
 const FILTER: i32 = 0;
+
+/// Any number but 0, for which the kernel would choose one itself. The same on all nodes and in all releases, so that a
+/// client keeps its endpoint.
+const HASH_SEED: u32 = 0x706f_7274;

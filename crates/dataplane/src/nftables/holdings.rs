@@ -14,7 +14,7 @@ use super::{
     diff::{self, Delta},
     entry::{Entry, Placed},
     frame::{InUse, Surroundings},
-    layout::{Container, Kind, Space},
+    layout::{Container, Kind},
     program::Frame,
 };
 use crate::names::hook;
@@ -102,7 +102,7 @@ impl Holdings {
         let mut in_use = InUse::default();
         for (frontend, held) in &self.frontends {
             if let Held::Entry(entry) = held {
-                in_use.add(Space::of(frontend), entry);
+                in_use.add(frontend, entry);
             }
         }
         in_use
@@ -118,7 +118,7 @@ pub(super) fn installed(frame: &Frame) -> InUse {
     let kinds = frame.chains.iter().filter_map(|chain| Kind::parse(&chain.name));
     InUse {
         // A balancing chain goes on to the one that draws, which somebody may have deleted.
-        kinds: kinds.flat_map(|kind| [kind, Kind::drawing(kind.space, kind.side, kind.class)]).collect(),
+        kinds: kinds.flat_map(|kind| [kind, Kind::drawing(kind.space, kind.side, kind.way)]).collect(),
         timeouts_secs: timeouts.collect::<BTreeSet<u32>>(),
         firewall: frame.chains.iter().any(|chain| chain.name == hook::FIREWALL_OUTPUT),
     }

@@ -12,7 +12,8 @@ use netlink::nft::{self, Set, Type, Typeof};
 
 use super::{
     program::{Bytes, Field, address_len, read_address},
-    slots::Class,
+    slots::{Class, Draw},
+    text::keyword,
 };
 use crate::names::{chain, set};
 
@@ -85,6 +86,12 @@ pub(super) enum Container {
     Verdicts(Space, Side),
     /// Frontend and slot to endpoint.
     Endpoints(Space, Side),
+    /// The same for frontends whose endpoints are chosen by a hash. Exists on demand: the first rule that uses a map
+    /// makes the kernel walk it, so it is not the large one.
+    Hashed(Space, Side),
+    /// The same for one frontend, whose endpoints take turns. Exists on demand: turns are counted by rule, so each
+    /// such frontend has a rule of its own, and a map that costs nothing to walk.
+    Turns(Frontend, Side),
     Reject(Space),
     Drop(Space),
     Firewalled,
@@ -137,6 +144,11 @@ impl Container {
             Container::Endpoints(Service, Inside) => set::INSIDE_ENDPOINTS,
             Container::Endpoints(NodePort, Everyone) => set::NODE_PORT_ENDPOINTS,
             Container::Endpoints(NodePort, Inside) => set::INSIDE_NODE_PORT_ENDPOINTS,
+            Container::Hashed(Service, Everyone) => set::HASH_ENDPOINTS,
+            Container::Hashed(Service, Inside) => set::INSIDE_HASH_ENDPOINTS,
+            Container::Hashed(NodePort, Everyone) => set::NODE_PORT_HASH_ENDPOINTS,
+            Container::Hashed(NodePort, Inside) => set::INSIDE_NODE_PORT_HASH_ENDPOINTS,
+            Container::Turns(frontend, side) => return turns_name(&frontend, side).into(),
             Container::Reject(Service) => set::REJECT_SERVICES,
             Container::Reject(NodePort) => set::REJECT_NODE_PORTS,
             Container::Drop(Service) => set::DROP_SERVICES,
@@ -157,6 +169,14 @@ impl Container {
         if let Some(fixed) = Container::FIXED.into_iter().find(|container| container.name() == name) {
             return Some(fixed);
         }
+        let hashed =
+            Space::BOTH.into_iter().flat_map(|space| Side::BOTH.map(|side| Container::Hashed(space, side)));
+        if let Some(hashed) = hashed.into_iter().find(|container| container.name() == name) {
+            return Some(hashed);
+        }
+        if let Some((frontend, side)) = parse_turns(name) {
+            return Some(Container::Turns(frontend, side));
+        }
         let sticky = |space, prefix| {
             let secs = name.strip_prefix(prefix)?.parse().ok().filter(|secs| *secs > 0)?;
             Some(Container::Sticky(space, secs)).filter(|container| container.name() == name)
@@ -170,9 +190,11 @@ impl Container {
         match self {
             Container::Verdicts(space, _)
             | Container::Endpoints(space, _)
+            | Container::Hashed(space, _)
             | Container::Reject(space)
             | Container::Drop(space)
             | Container::Sticky(space, _) => Some(space),
+            Container::Turns(frontend, _) => Some(Space::of(&frontend)),
             Container::Firewalled | Container::SourceRanges => Some(Space::Service),
             Container::ClusterIps
             | Container::Hairpin
@@ -183,8 +205,18 @@ impl Container {
 
     /// As the kernel is asked for it. `counted`: the endpoints count the connections they are drawn for.
     pub(super) fn definition(self, family: Family, counted: bool) -> Set {
-        let counter = counted && matches!(self, Container::Endpoints(..));
+        let counter = counted && self.endpoints_side().is_some();
         Set { counter, ..self.uncounted(family) }
+    }
+
+    /// For a map of endpoints: for whom.
+    pub(super) fn endpoints_side(self) -> Option<Side> {
+        match self {
+            Container::Endpoints(_, side) | Container::Hashed(_, side) | Container::Turns(_, side) => {
+                Some(side)
+            }
+            _ => None,
+        }
     }
 
     fn uncounted(self, family: Family) -> Set {
@@ -193,10 +225,15 @@ impl Container {
         let endpoint = || vec![Typeof::Daddr(wire(family)).into(), Typeof::Dport.into()];
         match self {
             Container::Verdicts(space, _) => Set::map(name, space.types(family), nft::Value::Verdict),
-            Container::Endpoints(space, _) => {
+            Container::Endpoints(space, _) | Container::Hashed(space, _) => {
                 let mut key = space.typeofs(family);
                 // Only for people: `nft` needs an expression to tell how to print a slot.
                 key.push(Typeof::NumgenRandom(1 << 16).into());
+                Set::map(name, key, nft::Value::Fields(endpoint()))
+            }
+            Container::Turns(frontend, _) => {
+                let mut key = Space::of(&frontend).typeofs(family);
+                key.push(Typeof::NumgenInc(1 << 16).into());
                 Set::map(name, key, nft::Value::Fields(endpoint()))
             }
             Container::Reject(space) | Container::Drop(space) => Set::new(name, space.types(family)),
@@ -242,25 +279,84 @@ pub(super) struct Kind {
     pub(super) side: Side,
     pub(super) mark: Mark,
     pub(super) sticky: bool,
-    pub(super) class: Class,
+    pub(super) way: Way,
+}
+
+/// How a balancing chain chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Way {
+    Random(Class),
+    Hash {
+        class: Class,
+        port: bool,
+    },
+    /// For this frontend only, of which so many slots are filled.
+    Turns {
+        frontend: Frontend,
+        slots: u32,
+    },
+}
+
+impl Way {
+    /// The way in which one frontend draws among so many slots.
+    pub(super) fn of(draw: Draw, frontend: &Frontend, slots: usize) -> Way {
+        match draw {
+            Draw::Random(class) => Way::Random(class),
+            Draw::Hash { class, port } => Way::Hash { class, port },
+            Draw::Turns => Way::Turns { frontend: *frontend, slots: slots as u32 },
+        }
+    }
+
+    pub(super) fn draw(self) -> Draw {
+        match self {
+            Way::Random(class) => Draw::Random(class),
+            Way::Hash { class, port } => Draw::Hash { class, port },
+            Way::Turns { .. } => Draw::Turns,
+        }
+    }
+}
+
+/// Which map holds the endpoints of a frontend that draws in this way.
+pub(super) fn endpoints(draw: Draw, frontend: &Frontend, side: Side) -> Container {
+    let space = Space::of(frontend);
+    match draw {
+        Draw::Random(_) => Container::Endpoints(space, side),
+        Draw::Hash { .. } => Container::Hashed(space, side),
+        Draw::Turns => Container::Turns(*frontend, side),
+    }
 }
 
 impl Kind {
     /// The chain that draws, and does nothing before.
-    pub(super) fn drawing(space: Space, side: Side, class: Class) -> Kind {
-        Kind { space, side, mark: Mark::Never, sticky: false, class }
+    pub(super) fn drawing(space: Space, side: Side, way: Way) -> Kind {
+        Kind { space, side, mark: Mark::Never, sticky: false, way }
     }
 
-    /// `endpoints-4`, `inside-endpoints-16-masq-off-pods-sticky`.
+    /// The map it draws from.
+    pub(super) fn container(&self) -> Container {
+        match self.way {
+            Way::Random(_) => Container::Endpoints(self.space, self.side),
+            Way::Hash { .. } => Container::Hashed(self.space, self.side),
+            Way::Turns { frontend, .. } => Container::Turns(frontend, self.side),
+        }
+    }
+
+    /// `endpoints-4`, `inside-endpoints-16-masq-off-pods-sticky`, `hash-endpoints-port-4`,
+    /// `turns-10.96.0.10-tcp-80-3`.
     pub(super) fn name(&self) -> String {
-        let map = Container::Endpoints(self.space, self.side).name();
+        let map = self.container().name();
+        let (infix, size) = match self.way {
+            Way::Random(class) => ("", class.size()),
+            Way::Hash { class, port } => (if port { chain::HASH_PORT } else { "" }, class.size()),
+            Way::Turns { slots, .. } => ("", slots),
+        };
         let mark = match self.mark {
             Mark::Never => "",
             Mark::OffPods => chain::MASQUERADE_OFF_PODS,
             Mark::Always => chain::MASQUERADE,
         };
         let sticky = if self.sticky { chain::STICKY } else { "" };
-        format!("{map}-{}{mark}{sticky}", self.class.size())
+        format!("{map}{infix}-{size}{mark}{sticky}")
     }
 
     /// The chain with this name, if it is a balancing chain.
@@ -277,11 +373,54 @@ impl Kind {
             (rest, Mark::Never)
         };
         let (map, size) = rest.rsplit_once('-')?;
-        let class = Class::of_size(size.parse().ok()?)?;
-        let Some(Container::Endpoints(space, side)) = Container::parse(map) else { return None };
-        Some(Kind { space, side, mark, sticky, class }).filter(|kind| kind.name() == name)
+        let size: u32 = size.parse().ok()?;
+        let (map, port) = match map.strip_suffix(chain::HASH_PORT) {
+            Some(hashed) if Container::parse(map).is_none() => (hashed, true),
+            _ => (map, false),
+        };
+        let (space, side, way) = match Container::parse(map)? {
+            Container::Endpoints(space, side) => (space, side, Way::Random(Class::of_size(size)?)),
+            Container::Hashed(space, side) => (space, side, Way::Hash { class: Class::of_size(size)?, port }),
+            Container::Turns(frontend, side) if size > 0 => {
+                (Space::of(&frontend), side, Way::Turns { frontend, slots: size })
+            }
+            _ => return None,
+        };
+        Some(Kind { space, side, mark, sticky, way }).filter(|kind| kind.name() == name)
     }
 }
+
+/// `turns-10.96.0.10-tcp-80`, `turns-fd00__a-tcp-80`, `inside-turns-ip6-node-port-udp-30053`: what `nft` takes for a name.
+fn turns_name(frontend: &Frontend, side: Side) -> String {
+    let prefix = match side {
+        Side::Everyone => set::TURNS,
+        Side::Inside => set::INSIDE_TURNS,
+    };
+    let address = match frontend.address {
+        Address::Ip(ip) => ip.to_string().replace(':', "_"),
+        Address::NodePort(family) => format!("{}{NODE_PORT}", keyword(family)),
+    };
+    format!("{prefix}{address}-{}-{}", frontend.protocol, frontend.port)
+}
+
+/// The reverse.
+fn parse_turns(name: &str) -> Option<(Frontend, Side)> {
+    let (rest, side) = match name.strip_prefix(set::INSIDE_TURNS) {
+        Some(rest) => (rest, Side::Inside),
+        None => (name.strip_prefix(set::TURNS)?, Side::Everyone),
+    };
+    let (rest, port) = rest.rsplit_once('-')?;
+    let (address, protocol) = rest.rsplit_once('-')?;
+    let protocol = Protocol::ALL.into_iter().find(|known| known.to_string() == protocol)?;
+    let address = match address.strip_suffix(NODE_PORT) {
+        Some(family) => Address::NodePort(Family::BOTH.into_iter().find(|known| keyword(*known) == family)?),
+        None => Address::Ip(address.replace('_', ":").parse().ok()?),
+    };
+    let frontend = Frontend { address, protocol, port: port.parse().ok()? };
+    (turns_name(&frontend, side) == name).then_some((frontend, side))
+}
+
+const NODE_PORT: &str = "-node-port";
 
 /// The key of a frontend, as all maps of its space begin.
 pub(super) fn key(frontend: &Frontend) -> Bytes {

@@ -16,7 +16,7 @@ use netlink::nft::{
 
 use super::{
     lower::{self, FIRST},
-    program::{Field, Rule, Statement, read_address},
+    program::{Field, Rule, Statement, address_len, read_address},
 };
 
 /// The rule these expressions came from.
@@ -91,7 +91,7 @@ fn within(family: Family, exprs: &[Expr]) -> Option<(Statement, &[Expr])> {
     let (first, rest) = exprs.split_first()?;
     let field = [Field::Source, Field::Destination]
         .into_iter()
-        .find(|field| lower::load(family, *field, FIRST) == *first)?;
+        .find(|field| lower::load(family, *field, FIRST) == std::slice::from_ref(first))?;
     let (mask, op, value, rest) = match rest {
         [Expr::Cmp { op, value, .. }, rest @ ..] => (None, op, value, rest),
         [Expr::Bitwise { mask, .. }, Expr::Cmp { op, value, .. }, rest @ ..] => (Some(mask), op, value, rest),
@@ -147,8 +147,8 @@ fn update(
 fn loads(family: Family, exprs: &[Expr]) -> (Vec<Field>, &[Expr]) {
     let mut fields = Vec::new();
     let mut rest = exprs;
-    while let ([first, tail @ ..], Some(at)) = (rest, register(words(family, &fields))) {
-        let Some(field) = field(family, first, at) else { break };
+    while let Some(at) = register(words(family, &fields)) {
+        let Some((field, tail)) = field(family, rest, at) else { break };
         fields.push(field);
         if register(words(family, &fields)).is_none() {
             fields.pop();
@@ -168,10 +168,22 @@ fn register(word: usize) -> Option<Reg> {
     (word < 16).then(|| Reg::word(word as u8))
 }
 
-fn field(family: Family, expr: &Expr, at: Reg) -> Option<Field> {
-    if let Expr::Numgen { mode: NumgenMode::Random, modulus, .. } = expr {
-        return Some(Field::Random(*modulus)).filter(|field| lower::load(family, *field, at) == *expr);
-    }
+/// The field that these expressions begin with, loaded to this place, and what follows it.
+fn field(family: Family, exprs: &[Expr], at: Reg) -> Option<(Field, &[Expr])> {
+    let hashed = |field: &Expr| match field {
+        Expr::Hash { modulus, seed: Some(seed), len, .. } => {
+            let port = *len as usize > address_len(family);
+            Some(Field::Hash { below: *modulus, seed: *seed, port })
+        }
+        _ => None,
+    };
+    // A hash begins as the address that it is of.
+    let hash = exprs.get(1).and_then(hashed).or_else(|| exprs.get(2).and_then(hashed));
+    let drawn = match exprs.first()? {
+        Expr::Numgen { mode: NumgenMode::Random, modulus, .. } => Some(Field::Random(*modulus)),
+        Expr::Numgen { mode: NumgenMode::Inc, modulus, .. } => Some(Field::Turn(*modulus)),
+        _ => hash,
+    };
     let all = [
         Field::Source,
         Field::Destination,
@@ -181,7 +193,8 @@ fn field(family: Family, expr: &Expr, at: Reg) -> Option<Field> {
         Field::OriginalDestination,
         Field::OriginalPort,
     ];
-    all.into_iter().find(|field| lower::load(family, *field, at) == *expr)
+    let candidates = drawn.into_iter().chain(all);
+    candidates.filter_map(|field| Some((field, exprs.strip_prefix(&*lower::load(family, field, at))?))).next()
 }
 
 /// The network that begins with one address and ends with the other, if there is one.

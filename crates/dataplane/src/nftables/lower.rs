@@ -87,7 +87,7 @@ impl Lowering {
     fn load(&mut self, fields: &[Field], from: Reg) -> Reg {
         let mut at = from;
         for field in fields {
-            self.exprs.push(load(self.family, *field, at));
+            self.exprs.extend(load(self.family, *field, at));
             at = at.after(field.len(self.family));
         }
         at
@@ -134,8 +134,21 @@ impl Lowering {
     }
 }
 
-/// Loads one field.
-pub(super) fn load(family: Family, field: Field, dst: Reg) -> Expr {
+/// Loads one field. A hash is of what is loaded into the same place just before.
+pub(super) fn load(family: Family, field: Field, dst: Reg) -> Vec<Expr> {
+    let Field::Hash { below: modulus, seed, port } = field else { return vec![load_one(family, field, dst)] };
+    let mut len = address_len(family);
+    let mut exprs = vec![load_one(family, Field::Source, dst)];
+    if port {
+        exprs.push(Expr::Payload { base: Header::Transport, offset: 0, len: 2, dst: dst.after(len) });
+        len += 4;
+    }
+    let len = len as u32;
+    exprs.push(Expr::Hash { src: dst, len, dst, modulus, seed: Some(seed), offset: 0 });
+    exprs
+}
+
+fn load_one(family: Family, field: Field, dst: Reg) -> Expr {
     let len = field.len(family) as u32;
     let network = |offset| Expr::Payload { base: Header::Network, offset, len, dst };
     let original = |key| Expr::Ct { key, direction: Some(Direction::Original), dst };
@@ -152,6 +165,10 @@ pub(super) fn load(family: Family, field: Field, dst: Reg) -> Expr {
         (Field::OriginalDestination, Family::V6) => original(CtKey::DstIp6),
         (Field::OriginalPort, _) => original(CtKey::ProtoDst),
         (Field::Random(modulus), _) => Expr::Numgen { dst, mode: NumgenMode::Random, modulus, offset: 0 },
+        // A hash is loaded by more than one; see above.
+        (Field::Turn(modulus) | Field::Hash { below: modulus, .. }, _) => {
+            Expr::Numgen { dst, mode: NumgenMode::Inc, modulus, offset: 0 }
+        }
     }
 }
 

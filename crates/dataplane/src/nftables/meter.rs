@@ -14,7 +14,7 @@ use netlink::{
 use super::{
     entry::Placed,
     holdings::Holdings,
-    layout::{self, Container, Side, Space},
+    layout::{self, Container, Space},
     script::table,
     slots,
 };
@@ -37,8 +37,7 @@ impl<T: Transport> crate::Meter for Meter<T> {
     fn read(&mut self) -> Result<Vec<Reading>, Error> {
         let mut sums = Sums::default();
         for family in Family::BOTH.into_iter().filter(|family| self.families[*family]) {
-            for (space, side) in ENDPOINTS {
-                let set = Container::Endpoints(space, side).name();
+            for (set, space) in maps(&mut self.nft, family)? {
                 // A listing that somebody's commit interrupts begins anew.
                 let mut of_set = Sums::default();
                 let listed = self.nft.elements(table(family), &set, |visit| match visit {
@@ -46,7 +45,7 @@ impl<T: Transport> crate::Meter for Meter<T> {
                     Visit::Element(element) => of_set.add(family, space, &element),
                 });
                 match listed {
-                    // No table yet.
+                    // Gone meanwhile.
                     Err(error) if error.is_not_found() => continue,
                     outcome => outcome.map_err(|error| Error::kernel("read", "what was counted", error))?,
                 }
@@ -60,13 +59,13 @@ impl<T: Transport> crate::Meter for Meter<T> {
 /// What those of these elements that are endpoints have counted. What the kernel does not tell is left out.
 pub(super) fn find<T: Transport>(nft: &mut Nft<T>, family: Family, placed: &[&Placed]) -> Vec<Reading> {
     let mut sums = Sums::default();
-    for (space, side) in ENDPOINTS {
-        let container = Container::Endpoints(space, side);
-        let here = placed.iter().filter(|placed| placed.container == container);
-        let keys: Vec<Element<'_>> = here.map(|placed| Element::key(&placed.key)).collect();
-        if keys.is_empty() {
-            continue;
-        }
+    let mut placed: Vec<&Placed> = placed.to_vec();
+    placed.retain(|placed| placed.container.endpoints_side().is_some());
+    placed.sort_by_key(|placed| placed.container);
+    for here in placed.chunk_by(|a, b| a.container == b.container) {
+        let container = here[0].container;
+        let Some(space) = container.space() else { continue };
+        let keys: Vec<Element<'_>> = here.iter().map(|placed| Element::key(&placed.key)).collect();
         let found = nft.find_elements(table(family), &container.name(), keys, |element| {
             sums.add(family, space, element);
         });
@@ -95,12 +94,16 @@ pub(super) fn worthwhile(plan: &Plan, known: &PerFamily<Holdings>, limit: usize)
     })
 }
 
-const ENDPOINTS: [(Space, Side); 4] = [
-    (Space::Service, Side::Everyone),
-    (Space::Service, Side::Inside),
-    (Space::NodePort, Side::Everyone),
-    (Space::NodePort, Side::Inside),
-];
+/// The maps of endpoints that a table has, and how their keys begin; none if there is no table yet.
+fn maps<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Vec<(String, Space)>, Error> {
+    let listed = nft.set_sizes(table(family)).map_err(|error| Error::kernel("list", "the maps", error))?;
+    let of_endpoints = |name: String| {
+        let container = Container::parse(&name)?;
+        container.endpoints_side()?;
+        Some((name, container.space()?))
+    };
+    Ok(listed.into_iter().filter_map(|(name, _)| of_endpoints(name)).collect())
+}
 
 /// By frontend and endpoint: several slots, and both sides, may lead to one.
 #[derive(Default)]

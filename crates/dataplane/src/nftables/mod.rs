@@ -45,7 +45,7 @@ use self::{
     holdings::Holdings,
     turn::{Settings, Turn},
 };
-use crate::{Applied, Audited, Config, Dataplane, Error, Scope, Unsupported, loopback};
+use crate::{Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported, loopback};
 
 /// Keeps our tables.
 #[derive(Debug)]
@@ -129,6 +129,11 @@ impl<T: Transport> Dataplane for Nftables<T> {
         self.known = Some(known);
         applied.warnings = warnings;
         Ok(applied)
+    }
+
+    fn abilities(&self) -> Abilities {
+        let schedulers = render::SCHEDULERS.to_vec();
+        Abilities { schedulers, weights: true, instead: "endpoints are drawn at random" }
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

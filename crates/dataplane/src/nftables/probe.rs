@@ -12,7 +12,7 @@ use netlink::{
 
 use super::{
     frame::{self, InUse, Surroundings, loopback_net},
-    layout::{Kind, Mark, Side, Space, wire},
+    layout::{Kind, Mark, Side, Space, Way, wire},
     lower,
     program::{Chain, Frame, Rule},
     slots::Class,
@@ -47,9 +47,9 @@ fn everything(family: Family) -> Frame {
         counted: true,
     };
     let (space, side) = (Space::Service, Side::Everyone);
-    let class = Class::of(3, None);
-    let marking = [Mark::OffPods, Mark::Always].map(|mark| Kind { space, side, mark, sticky: true, class });
-    let kinds = marking.into_iter().chain([Kind::drawing(space, side, class)]).collect();
+    let way = Way::Random(Class::of(3, None));
+    let marking = [Mark::OffPods, Mark::Always].map(|mark| Kind { space, side, mark, sticky: true, way });
+    let kinds = marking.into_iter().chain([Kind::drawing(space, side, way)]).collect();
     let in_use = InUse { kinds, timeouts_secs: [3_600].into(), firewall: true };
     frame::frame(&around, &in_use)
 }

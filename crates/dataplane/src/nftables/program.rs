@@ -139,6 +139,10 @@ pub enum Field {
     OriginalPort,
     /// `numgen random mod N`: each number below N, as likely as the others.
     Random(u32),
+    /// `numgen inc mod N`: the numbers below N one after the other, for as long as the rule is there.
+    Turn(u32),
+    /// `jhash ip saddr mod N seed S`, or of `ip saddr . th sport`: a number below N, always the same for one client.
+    Hash { below: u32, seed: u32, port: bool },
 }
 
 impl Field {
@@ -150,7 +154,15 @@ impl Field {
             }
             Field::Protocol => 1,
             Field::Port | Field::OriginalPort => 2,
-            Field::Random(_) => 4,
+            Field::Random(_) | Field::Turn(_) | Field::Hash { .. } => 4,
+        }
+    }
+
+    /// For a field that a packet does not determine, or only by a hash: all its values are below this.
+    pub fn drawn_below(self) -> Option<u32> {
+        match self {
+            Field::Random(below) | Field::Turn(below) | Field::Hash { below, .. } => Some(below),
+            _ => None,
         }
     }
 }

@@ -15,7 +15,7 @@ use netlink::nft::{self, ElementValue, Verdict};
 use super::{
     entry::{self, Entry, Mapped, Placed, Refusal, Target},
     holdings::{Held, Holdings},
-    layout::{self, Container, Kind, Side, Space},
+    layout::{self, Container, Kind, Side, Space, Way},
     lift::net_between,
     program::{Bytes, read_address},
     slots::{self, Slots},
@@ -47,6 +47,8 @@ struct Rare {
     sources: Vec<IpNet>,
     /// Timeout and packed endpoint.
     sticky: Vec<(u32, Vec<u8>)>,
+    /// The same as `slots`, in other maps of endpoints than the common ones.
+    elsewhere: Vec<(Container, Vec<u8>)>,
     /// What is not understood.
     odd: Vec<Placed>,
 }
@@ -97,7 +99,7 @@ impl Readback {
         match layout::read_key(self.family, space, &placed.key) {
             Some((frontend, rest)) => {
                 let gathered = self.gathered.entry(frontend).or_default();
-                if !gathered.take(self.family, &placed, rest) {
+                if !gathered.take(&frontend, &placed, rest) {
                     gathered.rare().odd.push(placed);
                 }
             }
@@ -128,6 +130,7 @@ impl Gathered {
     fn forget(&mut self, container: Container) {
         if let Some(rare) = &mut self.rare {
             rare.odd.retain(|placed| placed.container != container);
+            rare.elsewhere.retain(|(other, _)| *other != container);
             match container {
                 Container::SourceRanges => rare.sources.clear(),
                 Container::Sticky(_, secs) => rare.sticky.retain(|(of, _)| *of != secs),
@@ -145,18 +148,22 @@ impl Gathered {
     }
 
     /// Takes an element whose key goes on with `rest` behind the frontend; `false` if it is not understood.
-    fn take(&mut self, family: Family, placed: &Placed, rest: &[u8]) -> bool {
+    fn take(&mut self, frontend: &Frontend, placed: &Placed, rest: &[u8]) -> bool {
+        let family = frontend.family();
         match (placed.container, placed.value) {
             (Container::Verdicts(space, side), Mapped::Chain(kind)) if rest.is_empty() => {
                 let fits = kind.space == space && kind.side == side;
                 self.kinds[side as usize] = fits.then_some(kind);
                 fits
             }
-            (Container::Endpoints(_, side), Mapped::Endpoint(value)) => {
+            // In the map of another frontend it would be drawn by nobody.
+            (Container::Turns(other, _), _) if other != *frontend => false,
+            (container, Mapped::Endpoint(value)) if container.endpoints_side().is_some() => {
                 let packed = slots::pack(family, &value).filter(|_| rest.len() == SLOT);
                 if let Some(packed) = packed {
-                    self.slots[side as usize].extend_from_slice(rest);
-                    self.slots[side as usize].extend_from_slice(packed);
+                    let records = self.records_mut(container);
+                    records.extend_from_slice(rest);
+                    records.extend_from_slice(packed);
                 }
                 packed.is_some()
             }
@@ -177,9 +184,29 @@ impl Gathered {
         }
     }
 
-    /// Slots and packed endpoints on one side, in the order of the slots.
-    fn slots(&self, family: Family, side: Side) -> Vec<(u32, &[u8])> {
-        let records = self.slots[side as usize].chunks_exact(SLOT + slots::stride(family));
+    fn records_mut(&mut self, container: Container) -> &mut Vec<u8> {
+        if let Container::Endpoints(_, side) = container {
+            return &mut self.slots[side as usize];
+        }
+        let elsewhere = &mut self.rare().elsewhere;
+        let at = elsewhere.iter().position(|(other, _)| *other == container).unwrap_or_else(|| {
+            elsewhere.push((container, Vec::new()));
+            elsewhere.len() - 1
+        });
+        &mut elsewhere[at].1
+    }
+
+    /// The maps of endpoints that hold something for this frontend, with slots and packed endpoints one behind the other.
+    fn records(&self, space: Space) -> impl Iterator<Item = (Container, &[u8])> {
+        let common = Side::BOTH.map(|side| (Container::Endpoints(space, side), &*self.slots[side as usize]));
+        let elsewhere = self.rare.iter().flat_map(|rare| &rare.elsewhere);
+        let elsewhere = elsewhere.map(|(container, records)| (*container, records.as_slice()));
+        common.into_iter().chain(elsewhere).filter(|(_, records)| !records.is_empty())
+    }
+
+    /// Slots and packed endpoints, in the order of the slots.
+    fn slots(family: Family, records: &[u8]) -> Vec<(u32, &[u8])> {
+        let records = records.chunks_exact(SLOT + slots::stride(family));
         let mut slots: Vec<(u32, &[u8])> = records
             .filter_map(|record| record.split_first_chunk::<SLOT>())
             .map(|(slot, packed)| (u32::from_ne_bytes(*slot), packed))
@@ -189,14 +216,14 @@ impl Gathered {
     }
 
     fn held(self, frontend: &Frontend) -> Held {
-        match self.entry(frontend.family()) {
+        match self.entry(frontend) {
             Some(entry) => Held::Entry(entry),
             None => Held::Irregular(self.elements(frontend)),
         }
     }
 
     /// The entry that these elements are exactly those of.
-    fn entry(&self, family: Family) -> Option<Entry> {
+    fn entry(&self, frontend: &Frontend) -> Option<Entry> {
         let none = Rare::default();
         let rare = self.rare.as_deref().unwrap_or(&none);
         let kinds = self.kinds.iter().flatten();
@@ -211,8 +238,8 @@ impl Gathered {
         let mut sources = rare.sources.clone();
         sources.sort();
         let entry = Entry {
-            everyone: self.target(family, Side::Everyone)?,
-            inside: self.target(family, Side::Inside)?,
+            everyone: self.target(frontend, Side::Everyone)?,
+            inside: self.target(frontend, Side::Inside)?,
             refusal: match (self.rejected, self.dropped) {
                 (true, _) => Some(Refusal::Reject),
                 (_, true) => Some(Refusal::Drop),
@@ -231,30 +258,37 @@ impl Gathered {
 
     /// The target on one side, if there is none or a complete one.
     #[expect(clippy::option_option, reason = "whether it is understood, and whether there is one")]
-    fn target(&self, family: Family, side: Side) -> Option<Option<Target>> {
-        let slots = self.slots(family, side);
+    fn target(&self, frontend: &Frontend, side: Side) -> Option<Option<Target>> {
+        let family = frontend.family();
+        let here = self.records(Space::of(frontend)).filter(|(map, _)| map.endpoints_side() == Some(side));
+        let here: Vec<(Container, &[u8])> = here.collect();
         let Some(kind) = self.kinds[side as usize] else {
-            return slots.is_empty().then_some(None);
+            return here.is_empty().then_some(None);
         };
+        let [(map, records)] = here[..] else { return None };
+        let slots = Self::slots(family, records);
+        let draw = kind.way.draw();
         let complete = slots.iter().enumerate().all(|(at, (slot, _))| *slot as usize == at);
-        if !complete || !kind.class.fits(slots.len()) {
+        let is_drawn = map == kind.container() && kind.way == Way::of(draw, frontend, slots.len());
+        if !complete || !is_drawn || !draw.fits(slots.len()) {
             return None;
         }
         let endpoints = slots.iter().filter_map(|(_, packed)| slots::unpack(family, packed));
-        Some(Some(Target { mark: kind.mark, class: kind.class, slots: Slots::new(family, endpoints) }))
+        Some(Some(Target { mark: kind.mark, draw, slots: Slots::new(family, endpoints) }))
     }
 
     /// All of them, one by one.
     fn elements(mut self, frontend: &Frontend) -> Vec<Placed> {
         let space = Space::of(frontend);
         let key = layout::key(frontend);
-        let rare = std::mem::take(self.rare());
-        let mut elements = rare.odd;
-        for side in Side::BOTH {
-            elements.extend(self.kinds[side as usize].map(|kind| entry::verdict(key, kind)));
-            let slots = self.slots(frontend.family(), side).into_iter();
-            elements.extend(slots.map(|(slot, at)| entry::endpoint(frontend, side, slot as usize, at)));
+        let mut elements = Vec::new();
+        elements.extend(self.kinds.iter().flatten().map(|kind| entry::verdict(key, *kind)));
+        for (map, records) in self.records(space) {
+            let slots = Self::slots(frontend.family(), records).into_iter();
+            elements.extend(slots.map(|(slot, at)| entry::endpoint(frontend, map, slot as usize, at)));
         }
+        let rare = std::mem::take(self.rare());
+        elements.extend(rare.odd);
         let flags = [
             (self.rejected, Container::Reject(space)),
             (self.dropped, Container::Drop(space)),

@@ -4,14 +4,17 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use model::{Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan, PodTraffic, Verdict};
+use model::{
+    Algorithm, Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan, PodTraffic, Scheduler,
+    SchedulerFlags, Verdict,
+};
 
 use super::{
     entry::{Entry, Placed, Refusal, Target},
     frame::{self, InUse, Surroundings},
     layout::{Container, Mark, Side, Space},
     program::{Bytes, Program},
-    slots::{self, Class},
+    slots::{self, Class, Draw},
 };
 
 /// What a frontend should put into the table. Endpoints keep the slots they have in `previous`.
@@ -24,14 +27,17 @@ pub(super) fn entry(frontend: &Frontend, decision: &Decision, previous: Option<&
     let target = |side, forward: &Forward| {
         let previous = previous.and_then(|entry| entry.target(side));
         let pool = &forward.pool.backends;
-        let slots = slots::assign(frontend.family(), previous.map(|target| &target.slots), pool);
-        let class = Class::of(slots.len(), previous.map(|target| target.class));
+        let Algorithm { scheduler, .. } = decision.algorithm();
+        let shares = slots::shares(pool, scheduler.is_none_or(Scheduler::weighs));
+        let slots = slots::assign(frontend.family(), previous.map(|target| &target.slots), pool, &shares);
+        let class = Class::of(slots.len(), previous.and_then(|target| target.draw.class()));
+        let draw = draw(decision.algorithm(), class);
         let mark = match forward.masquerade {
             Masquerade::Never => Mark::Never,
             Masquerade::OffPods => Mark::OffPods,
             Masquerade::Always => Mark::Always,
         };
-        Some(Target { mark, class, slots }).filter(|target| !target.slots.is_empty())
+        Some(Target { mark, draw, slots }).filter(|target| !target.slots.is_empty())
     };
     match &decision.outside {
         Verdict::Forward(forward) => entry.everyone = target(Side::Everyone, forward),
@@ -51,6 +57,27 @@ pub(super) fn entry(frontend: &Frontend, decision: &Decision, previous: Option<&
         entry.sticky_secs = decision.affinity.map(|affinity| affinity.timeout_secs);
     }
     entry
+}
+
+/// The schedulers that are followed. What others ask for is drawn at random.
+pub(super) const SCHEDULERS: [Scheduler; 5] = [
+    Scheduler::Random,
+    Scheduler::RoundRobin,
+    Scheduler::WeightedRoundRobin,
+    Scheduler::SourceHash,
+    Scheduler::Maglev,
+];
+
+/// An endpoint keeps its slot while others come and go, so a hash of the client is all that Maglev's table is for.
+/// That another endpoint is taken where one is not available needs no flag: such a one has no slot.
+fn draw(algorithm: Algorithm, class: Class) -> Draw {
+    match algorithm.scheduler {
+        Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin) => Draw::Turns,
+        Some(Scheduler::SourceHash | Scheduler::Maglev) => {
+            Draw::Hash { class, port: algorithm.flags.contains(SchedulerFlags::PORT) }
+        }
+        _ => Draw::Random(class),
+    }
 }
 
 /// What holds for all services, as the rules need it.
@@ -91,7 +118,7 @@ pub fn program(plan: &Plan, family: Family, mark: u32, loopback: bool) -> Progra
     let of_family = |address: &IpAddr| Family::of(*address) == family;
     for (frontend, decision) in plan.frontends().filter(|(frontend, _)| frontend.family() == family) {
         let entry = entry(frontend, decision, None);
-        in_use.add(Space::of(frontend), &entry);
+        in_use.add(frontend, &entry);
         elements.extend(entry.elements(frontend));
     }
     elements.extend(plan.cluster_ips().filter(of_family).map(|ip| plain(Container::ClusterIps, ip)));

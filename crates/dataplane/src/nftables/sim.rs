@@ -3,7 +3,8 @@
 //! Walks a packet through a [`Program`], as the kernel would, and tells every way it can end and how likely.
 //!
 //! It knows nft and the way of a packet through the hooks, and nothing else: what comes out is what the rules and
-//! elements say. Random numbers are not drawn but all tried, so the answer is exact.
+//! elements say. Random numbers are not drawn but all tried, so the answer is exact; turns and hashes of clients are
+//! taken for random numbers, which is what they are to somebody who does not know the last turn or the client.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +13,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::{Backend, Origin, Outcome, Packet};
+use model::{Backend, Origin, Outcome, Packet, Scheduler};
 
 use super::program::{
     Bytes, Chain, ChainKind, Element, Field, Hook, Program, Rule, Set, Statement, Value, address_len,
@@ -93,8 +94,8 @@ pub fn simulate(program: &Program, packet: &Packet, is_local: &dyn Fn(IpAddr) ->
     endings
 }
 
-/// How the endings differ from what must happen; `None` if they do not. Shares of endpoints may differ from equal
-/// ones by this fraction.
+/// How the endings differ from what must happen; `None` if they do not. Shares of endpoints may differ from
+/// what their weights ask for by this fraction.
 pub fn disagreement(
     expected: &Outcome,
     packet: &Packet,
@@ -104,7 +105,7 @@ pub fn disagreement(
     let unlike = |wanted: &dyn Fn(&Fate) -> bool| {
         endings.iter().find(|ending| !wanted(&ending.fate)).map(|ending| format!("{:?}", ending.fate))
     };
-    let Outcome::Forward { backends, masquerade } = expected else {
+    let Outcome::Forward { backends, masquerade, algorithm } = expected else {
         let untouched = Fate::Delivered {
             destination: packet.destination,
             port: packet.port,
@@ -129,9 +130,16 @@ pub fn disagreement(
         }
         *shares.entry((destination, port)).or_default() += ending.probability;
     }
-    let wanted = 1.0 / backends.len() as f64;
-    let off = |at: &(IpAddr, u16)| (shares.get(at).copied().unwrap_or(0.0) / wanted - 1.0).abs() > tolerance;
-    let unfair = backends.iter().find(|backend| off(&(backend.address, backend.port)));
+    let share = |backend: &Backend| match algorithm.scheduler.is_none_or(Scheduler::weighs) {
+        true => f64::from(backend.weight),
+        false => 1.0,
+    };
+    let all: f64 = backends.iter().map(share).sum();
+    let off = |backend: &&Backend| {
+        let met = shares.get(&(backend.address, backend.port)).copied().unwrap_or(0.0);
+        (met * all / share(backend) - 1.0).abs() > tolerance
+    };
+    let unfair = backends.iter().find(off);
     let is_known = |at: &&(IpAddr, u16)| backends.iter().any(|to| (to.address, to.port) == **at);
     let unknown = shares.keys().find(|at| !is_known(at));
     unfair
@@ -400,11 +408,7 @@ impl<'a> Walk<'a> {
         find: impl Fn(&Bytes) -> Option<R>,
         found: impl Fn(State, R) -> (State, S),
     ) -> Vec<(State, S)> {
-        let below = key.iter().find_map(|field| match field {
-            Field::Random(below) => Some(*below),
-            _ => None,
-        });
-        let below = below.unwrap_or(1);
+        let below = key.iter().find_map(|field| field.drawn_below()).unwrap_or(1);
         let mut results: HashMap<R, u32> = HashMap::new();
         let mut missed = 0;
         for number in 0..below {
@@ -430,7 +434,7 @@ impl<'a> Walk<'a> {
             Field::Port => key.port(state.port),
             Field::OriginalDestination => key.address(state.original.0),
             Field::OriginalPort => key.port(state.original.1),
-            Field::Random(_) => key.number(number),
+            Field::Random(_) | Field::Turn(_) | Field::Hash { .. } => key.number(number),
         })
     }
 

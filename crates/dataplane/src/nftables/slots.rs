@@ -5,7 +5,7 @@
 //! A chain draws a number below N, its *size class*, and looks the frontend and the number up. N is a power of
 //! two, so that a frontend changes its chain only when its pool outgrows or underfills the class; slots beyond
 //! the pool are empty, and a draw that misses is repeated by the next rule. After [`tries`] draws a last rule
-//! draws below N/2, where every slot is filled.
+//! draws below N/2, where every slot is filled. Where endpoints take turns, N is their number.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,8 @@ use model::{Backend, Family};
 
 use super::program::{Bytes, address_len, read_address};
 
-/// The endpoints of a pool, the one in slot 0 first. Packed, since a node may have 100,000 of them.
+/// The endpoints of a pool, the one in slot 0 first; one that shall get more stands in several. Packed, since a node
+/// may have 100,000 of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     family: Family,
@@ -53,27 +54,96 @@ impl Slots {
     }
 }
 
-/// Gives every wanted backend a slot below their number, and moves as few as possible: whoever has such a slot
-/// keeps it, and the holes are filled with the others.
+/// Gives every wanted backend as many slots as its share, all below their sum, and moves as few as possible: whoever
+/// has such a slot keeps it, and the holes are filled with the others.
 ///
-/// The result has one slot for each of `wanted`, which is sorted by address and port and without duplicates.
-pub(super) fn assign(family: Family, previous: Option<&Slots>, wanted: &[Backend]) -> Slots {
-    let Some(previous) = previous.filter(|slots| !slots.is_empty()) else {
-        return Slots::new(family, wanted.iter().map(|backend| (backend.address, backend.port)));
-    };
-    let mut slots = vec![None; wanted.len()];
-    let mut placed = vec![false; wanted.len()];
-    for (slot, endpoint) in slots.iter_mut().zip(previous.endpoints()) {
-        let found = wanted.binary_search_by_key(&endpoint, |backend| (backend.address, backend.port));
-        // An endpoint that stood in two slots, by somebody else's hand, keeps the first.
-        if let Some(at) = found.ok().filter(|at| !placed[*at]) {
-            placed[at] = true;
-            *slot = Some(at);
+/// `wanted` is sorted by address and port and without duplicates; `shares` has one number for each of them.
+pub(super) fn assign(family: Family, previous: Option<&Slots>, wanted: &[Backend], shares: &[u32]) -> Slots {
+    let mut left = shares.to_vec();
+    let total: u32 = left.iter().sum();
+    let mut slots = vec![None; total as usize];
+    if let Some(previous) = previous {
+        for (slot, endpoint) in slots.iter_mut().zip(previous.endpoints()) {
+            let found = wanted.binary_search_by_key(&endpoint, |backend| (backend.address, backend.port));
+            // An endpoint that stands in more slots than it should keeps the first ones.
+            if let Some(at) = found.ok().filter(|at| left[*at] > 0) {
+                left[at] -= 1;
+                *slot = Some(at);
+            }
         }
     }
-    let mut others = (0..wanted.len()).filter(|at| !placed[*at]);
+    // One of each before a second of any, so that turns do not come in a row.
+    let most = left.iter().copied().max().unwrap_or(0);
+    let mut others = (0..most)
+        .flat_map(|round| left.iter().enumerate().filter(move |(_, left)| **left > round).map(|(at, _)| at));
     let order = slots.into_iter().filter_map(|slot| slot.or_else(|| others.next()));
     Slots::new(family, order.map(|at| (wanted[at].address, wanted[at].port)))
+}
+
+/// How many slots each backend gets: one, or if they are weighed, in proportion to their weights.
+///
+/// The proportion is exact as long as the weights, divided by what they have in common, need no more slots than
+/// [`room`]; beyond that it is rounded to so many, and nobody gets less than one.
+pub(super) fn shares(wanted: &[Backend], are_weighed: bool) -> Vec<u32> {
+    let first = wanted.first().map_or(1, |backend| backend.weight);
+    if !are_weighed || wanted.iter().all(|backend| backend.weight == first) {
+        return vec![1; wanted.len()];
+    }
+    let common = wanted.iter().fold(0, |common, backend| greatest_common_divisor(common, backend.weight));
+    let weights: Vec<u64> =
+        wanted.iter().map(|backend| u64::from(backend.weight / common.max(1)).max(1)).collect();
+    let total: u64 = weights.iter().sum();
+    let room = room(wanted.len());
+    if total <= room {
+        return weights.into_iter().map(|weight| weight as u32).collect();
+    }
+    let mut shares: Vec<u32> = weights.iter().map(|weight| (weight * room / total).max(1) as u32).collect();
+    // What rounding down left over goes to those that lost most by it.
+    let given: u64 = shares.iter().map(|share| u64::from(*share)).sum();
+    let mut losers: Vec<usize> = (0..wanted.len()).collect();
+    losers.sort_by_key(|at| std::cmp::Reverse(weights[*at] * room % total));
+    for at in losers.into_iter().take(room.saturating_sub(given) as usize) {
+        shares[at] += 1;
+    }
+    shares
+}
+
+/// As many slots as a weighted pool of so many backends may fill, about: each is an element in the kernel.
+fn room(backends: usize) -> u64 {
+    (backends as u64 * 4).max(256)
+}
+
+fn greatest_common_divisor(a: u16, b: u16) -> u16 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// How a slot is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draw {
+    Random(Class),
+    /// By the client's address, or by its port too: always the same slot for the same client. A slot that is empty
+    /// is followed by one that another hash finds.
+    Hash {
+        class: Class,
+        port: bool,
+    },
+    /// One after the other.
+    Turns,
+}
+
+impl Draw {
+    /// It can be made of so many slots.
+    pub(super) fn fits(self, count: usize) -> bool {
+        self.class().is_none_or(|class| class.fits(count))
+    }
+
+    /// `None` where the number of slots is taken as it is.
+    pub(super) fn class(self) -> Option<Class> {
+        match self {
+            Draw::Random(class) | Draw::Hash { class, .. } => Some(class),
+            Draw::Turns => None,
+        }
+    }
 }
 
 /// A size class: the chain draws below 2 to the power of this.

@@ -140,6 +140,11 @@ impl Field {
             Field::OriginalDestination => format!("ct original {ip} daddr"),
             Field::OriginalPort => "ct original proto-dst".into(),
             Field::Random(below) => format!("numgen random mod {below}"),
+            Field::Turn(below) => format!("numgen inc mod {below}"),
+            Field::Hash { below, seed, port } => {
+                let sport = if port { " . th sport" } else { "" };
+                format!("jhash {ip} saddr{sport} mod {below} seed {seed:#x}")
+            }
         }
     }
 }
@@ -238,6 +243,7 @@ fn type_name(field: &nft::Field) -> String {
         nft::Field::Of(Typeof::L4Proto) => "meta l4proto".into(),
         nft::Field::Of(Typeof::Dport) => "th dport".into(),
         nft::Field::Of(Typeof::NumgenRandom(below)) => format!("numgen random mod {below}"),
+        nft::Field::Of(Typeof::NumgenInc(below)) => format!("numgen inc mod {below}"),
         other => format!("{other:?}"),
     }
 }

@@ -16,7 +16,7 @@ use super::{
     entry::{Entry, Placed},
     frame::{self, InUse, Surroundings},
     holdings::{Held, Holdings},
-    layout::{Container, Space},
+    layout::Container,
     meter, render,
     script::{Script, Subject},
 };
@@ -199,10 +199,9 @@ impl<'a, T: Transport> Turn<'a, T> {
         let holdings = &self.known[family];
         let mut in_use = None;
         for unit in chunk.units.iter().filter(|unit| unit.frontend.family() == family) {
-            let space = Space::of(&unit.frontend);
-            if let Some(entry) = unit.entry.as_ref().filter(|entry| !holdings.installed.covers(space, entry))
-            {
-                in_use.get_or_insert_with(|| holdings.installed.clone()).add(space, entry);
+            let at = &unit.frontend;
+            if let Some(entry) = unit.entry.as_ref().filter(|entry| !holdings.installed.covers(at, entry)) {
+                in_use.get_or_insert_with(|| holdings.installed.clone()).add(at, entry);
             }
         }
         let around = chunk.around[family].take().or_else(|| holdings.around.clone())?;

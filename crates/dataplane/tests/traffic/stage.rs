@@ -88,6 +88,7 @@ impl Stage {
             address: self.address(name),
             port: 8080,
             local: name.starts_with('a') || *name == "node-a",
+            weight: 1,
         };
         let mut backends: Vec<Backend> = names.iter().map(backend).collect();
         backends.sort();
@@ -179,6 +180,7 @@ pub(crate) fn decision(inside: Verdict, outside: Verdict) -> Decision {
         inside,
         outside,
         affinity: None,
+        tuning: None,
         source_ranges: None,
         reach: Reach::Cluster,
         rank: 2,

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use model::{
     Address, Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Frontend, Hints, Node, PerFamily,
     Protocol, Service, ServiceKey, ServiceKind, ServicePort, Settings, SliceKey, SlicePort, SourceRanges,
-    TrafficPolicy,
+    TrafficPolicy, Weights,
 };
 
 /// A pod, by the number of its node (0 is here) and its own.
@@ -111,6 +111,8 @@ pub(crate) fn service(name: &str, cluster_ip_number: u8) -> Service {
         external_policy: TrafficPolicy::Cluster,
         affinity_secs: None,
         health_check_node_port: None,
+        tuning: None,
+        weights: Weights::default(),
     }
 }
 
@@ -138,6 +140,7 @@ pub(crate) fn slice(name: &str, family: Family, endpoints: &[Endpoint]) -> Endpo
         family,
         ports: [slice_port("http", Protocol::Tcp, 8080)].into(),
         endpoints: endpoints.into(),
+        weight: 1,
         trigger_time_nanos: None,
     }
 }
@@ -152,6 +155,7 @@ pub(crate) fn ready(family: Family, node: u8, number: u8) -> Endpoint {
         address: pod(family, node, number),
         conditions: Conditions::default(),
         node: Some(if node == 0 { "here".into() } else { "there".into() }),
+        zone: Some(if node == 0 { "a".into() } else { "b".into() }),
         hints: None,
     }
 }

@@ -135,11 +135,6 @@ fn what_is_known_already_changes_nothing() {
 #[test]
 fn what_this_node_cannot_tell_apart_changes_nothing() {
     let mut world = world();
-    let there = ready(V4, 1, 1);
-    let elsewhere = Endpoint { node: Some("elsewhere".into()), ..ready(V4, 1, 1) };
-    assert_eq!(apply(&mut world, [Update::Slice(slice("a", V4, &[there]))]), ["shop/web"]);
-    assert_eq!(apply(&mut world, [Update::Slice(slice("a", V4, &[elsewhere]))]), [""; 0]);
-
     let hints = |nodes: &[&str]| hinted(&["a"], nodes, ready(V4, 1, 1));
     assert_eq!(apply(&mut world, [Update::Slice(slice("a", V4, &[hints(&["x"])]))]), ["shop/web"]);
     assert_eq!(apply(&mut world, [Update::Slice(slice("a", V4, &[hints(&["y"])]))]), [""; 0]);
@@ -161,6 +156,9 @@ fn every_part_of_a_slice_counts() {
         with(hinted(&["a"], &["here"], ready(V4, 1, 1))),
         with(hinted(&["a"], &[], ready(V4, 1, 2))),
         with(Endpoint { node: Some("here".into()), ..known().endpoints[0].clone() }),
+        with(Endpoint { node: Some("elsewhere".into()), ..known().endpoints[0].clone() }),
+        with(Endpoint { zone: Some("c".into()), ..known().endpoints[0].clone() }),
+        EndpointSlice { weight: 2, ..known() },
         with(Endpoint { conditions, ..known().endpoints[0].clone() }),
         EndpointSlice { endpoints: Box::default(), ..known() },
     ];

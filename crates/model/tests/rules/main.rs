@@ -19,3 +19,4 @@ mod selection;
 mod sequences;
 mod stage;
 mod universe;
+mod weights;

@@ -98,7 +98,7 @@ pub(crate) enum Told {
 impl Told {
     fn of(outcome: Outcome) -> Told {
         match outcome {
-            Outcome::Forward { backends, masquerade } => {
+            Outcome::Forward { backends, masquerade, .. } => {
                 let names = backends.iter().map(|backend| pod_name(backend.address)).collect();
                 if masquerade { Told::Masked(names) } else { Told::To(names) }
             }

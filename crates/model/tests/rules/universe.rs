@@ -6,9 +6,9 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use model::{
-    Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Hints, Kind, Node, NodePortAddress, PerFamily,
-    Protocol, Service, ServiceKey, ServiceKind, ServicePort, Settings, SliceKey, SlicePort, SourceRanges,
-    TrafficPolicy, Update,
+    Algorithm, Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Hints, Kind, Node, NodePortAddress,
+    PerFamily, Protocol, Scheduler, SchedulerFlags, Service, ServiceKey, ServiceKind, ServicePort, Settings,
+    SliceKey, SlicePort, SourceRanges, TrafficPolicy, Tuning, Update, WeightRule, Weights, Whose,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
@@ -101,11 +101,13 @@ fn service() -> impl Strategy<Value = Service> {
     let affinity = option::of(select(vec![0, 5_u32]));
     let health_port = option::of(select(vec![0, 32000_u16]));
     let behaviour = (policy(), policy(), affinity, health_port);
-    (identity, addresses, behaviour).prop_map(
+    let wishes = (option::weighted(0.3, tuning()), weights());
+    (identity, addresses, behaviour, wishes).prop_map(
         |(
             (key, created_secs, kind, cluster_ips),
             (ports, external_ips, load_balancer_ips, source_ranges),
             (internal_policy, external_policy, affinity_secs, health_check_node_port),
+            (tuning, weights),
         )| Service {
             key,
             created_secs,
@@ -119,8 +121,27 @@ fn service() -> impl Strategy<Value = Service> {
             external_policy,
             affinity_secs,
             health_check_node_port,
+            tuning: tuning.map(Arc::new),
+            weights,
         },
     )
+}
+
+fn tuning() -> impl Strategy<Value = Tuning> {
+    let flags = select(vec![SchedulerFlags::NONE, SchedulerFlags::PORT]);
+    (option::of(select(Scheduler::ALL)), flags)
+        .prop_map(|(scheduler, flags)| Tuning { algorithm: Algorithm { scheduler, flags } })
+}
+
+fn weights() -> impl Strategy<Value = Weights> {
+    let whose = prop_oneof![
+        Just(Whose::Everyone),
+        select(vec![net("10.1.0.0/24"), net("fd00:a:1::/64"), net("10.1.1.2/32")]).prop_map(Whose::Net),
+        select(vec!["here", "there"]).prop_map(|name| Whose::Node(name.into())),
+        select(vec!["a", "b"]).prop_map(|name| Whose::Zone(name.into())),
+    ];
+    let rule = (whose, 0..4_u16).prop_map(|(whose, weight)| WeightRule { whose, weight });
+    prop_oneof![2 => Just(Weights::default()), 1 => vec(rule, 0..3).prop_map(|rules| Weights(rules.into()))]
 }
 
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
@@ -136,14 +157,16 @@ fn service_port() -> impl Strategy<Value = ServicePort> {
 fn slice() -> impl Strategy<Value = EndpointSlice> {
     let port = (name(), select(&Protocol::ALL), select(vec![53, 8080_u16]))
         .prop_map(|(name, protocol, port)| SlicePort { name, protocol, port });
-    (a_slice_key(), service_key(), family(), vec(port, 0..4), option::of(1..100_i64))
-        .prop_flat_map(|(key, service, family, ports, trigger_time_nanos)| {
+    let weight = prop_oneof![3 => Just(1_u16), 1 => 0..3_u16];
+    (a_slice_key(), service_key(), family(), vec(port, 0..4), option::of(1..100_i64), weight)
+        .prop_flat_map(|(key, service, family, ports, trigger_time_nanos, weight)| {
             vec(endpoint(family), 0..5).prop_map(move |endpoints| EndpointSlice {
                 key: key.clone(),
                 service: ServiceKey { namespace: key.namespace.clone(), name: service.name.clone() },
                 family,
                 ports: ports.clone().into(),
                 endpoints: endpoints.into(),
+                weight,
                 trigger_time_nanos,
             })
         })
@@ -162,12 +185,10 @@ fn endpoint(family: Family) -> impl Strategy<Value = Endpoint> {
     let hints =
         (some_of(vec![Arc::from("a"), Arc::from("b")]), some_of(vec![Arc::from("here"), Arc::from("there")]))
             .prop_map(|(zones, nodes)| Arc::new(Hints { zones, nodes }));
-    (address, conditions, node, option::of(hints)).prop_map(|(address, conditions, node, hints)| Endpoint {
-        address,
-        conditions,
-        node,
-        hints,
-    })
+    let zone = option::of(select(vec!["a", "b"]).prop_map(Arc::from));
+    (address, conditions, node, zone, option::of(hints)).prop_map(
+        |(address, conditions, node, zone, hints)| Endpoint { address, conditions, node, zone, hints },
+    )
 }
 
 fn node() -> impl Strategy<Value = Node> {

@@ -166,6 +166,8 @@ fn service(name: &str, last: u8) -> Update {
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
         affinity_secs: None,
+        tuning: None,
+        weights: model::Weights::default(),
         health_check_node_port: None,
     })
 }
@@ -175,6 +177,7 @@ fn slice(name: &str, endpoints: &[u8]) -> Update {
         address: [10, 1, 0, *last].into(),
         conditions: Conditions::default(),
         node: None,
+        zone: None,
         hints: None,
     };
     Update::Slice(EndpointSlice {
@@ -183,6 +186,7 @@ fn slice(name: &str, endpoints: &[u8]) -> Update {
         family: Family::V4,
         ports: Box::new([SlicePort { name: "".into(), protocol: Protocol::Udp, port: 5353 }]),
         endpoints: endpoints.iter().map(endpoint).collect(),
+        weight: 1,
         trigger_time_nanos: None,
     })
 }

@@ -128,6 +128,7 @@ fn place(
             address: entry.address,
             conditions: Conditions::default(),
             node: entry.node.map(|node| interner.string(node)),
+            zone: None,
             hints: None,
         });
     }
@@ -158,6 +159,7 @@ impl Group {
             family: self.family,
             ports: Box::new([SlicePort { name: self.name, protocol: self.protocol, port: self.number }]),
             endpoints: self.endpoints.into(),
+            weight: model::DEFAULT_WEIGHT,
             trigger_time_nanos: None,
         }
     }
@@ -189,6 +191,8 @@ mod tests {
             external_policy: TrafficPolicy::Cluster,
             affinity_secs: None,
             health_check_node_port: None,
+            tuning: None,
+            weights: model::Weights::default(),
         }
     }
 

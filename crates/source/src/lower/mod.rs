@@ -6,6 +6,7 @@
 //! [`Problem`] says which and why, and everything else goes on. Nothing here can fail or panic.
 
 mod address;
+mod annotations;
 mod node;
 mod service;
 mod service_cidr;

@@ -9,7 +9,8 @@ use model::{
 };
 
 use super::{
-    HEADLESS, Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, namespaced, parse_cidr, parse_ip, port,
+    HEADLESS, Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, annotations::Wishes, namespaced,
+    parse_cidr, parse_ip, port,
 };
 use crate::{
     object::{self, Metadata, ServiceSpec},
@@ -44,6 +45,7 @@ impl Resource for object::Service {
             return Lowered::Refused;
         }
         let key = ServiceKey { namespace: subject.string(namespace), name: subject.string(name) };
+        let wishes = Wishes::of(&mut subject);
         Lowered::Object(Update::Service(Service {
             key,
             created_secs: metadata.creation_timestamp.and_then(|time| time.seconds).unwrap_or_default(),
@@ -69,6 +71,8 @@ impl Resource for object::Service {
                 || "spec.healthCheckNodePort".into(),
                 spec.health_check_node_port,
             ),
+            tuning: wishes.tuning(),
+            weights: wishes.weights,
         }))
     }
 

@@ -7,7 +7,8 @@ use model::{
 };
 
 use super::{
-    HEADLESS, Lowered, Resource, SERVICE_NAME, Scope, Subject, TRIGGER_TIME, namespaced, parse_ip, port, time,
+    HEADLESS, Lowered, Resource, SERVICE_NAME, Scope, Subject, TRIGGER_TIME, annotations, namespaced,
+    parse_ip, port, time,
 };
 use crate::{
     object::{self, Metadata},
@@ -55,6 +56,7 @@ impl Resource for object::EndpointSlice {
             family,
             ports: ports(&mut subject, self),
             endpoints: endpoints(&mut subject, self, family),
+            weight: annotations::slice_weight(&mut subject),
             trigger_time_nanos: trigger_time(&mut subject),
         }))
     }
@@ -117,10 +119,12 @@ fn endpoints(
             continue;
         }
         let node = written.node_name.as_deref().filter(|node| !node.is_empty());
+        let zone = written.zone.as_deref().filter(|zone| !zone.is_empty());
         endpoints.push(Endpoint {
             address,
             conditions: conditions(written.conditions.unwrap_or_default()),
             node: node.map(|node| subject.string(node)),
+            zone: zone.map(|zone| subject.string(zone)),
             hints: written.hints.as_ref().and_then(|hints| lower_hints(subject, hints)),
         });
     }

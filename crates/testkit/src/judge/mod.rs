@@ -97,7 +97,7 @@ pub(crate) fn compare(probe: &Probe, plan: &Plan, outcome: &Outcome) -> Result<(
         (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Pass, Outcome::Pass) => {
             Ok(())
         }
-        (Expect::Forward { to, count, source, stick }, Outcome::Forward { backends, masquerade }) => {
+        (Expect::Forward { to, count, source, stick }, Outcome::Forward { backends, masquerade, .. }) => {
             let met: BTreeSet<(String, u16)> = backends.iter().map(place).collect();
             let missing = to.iter().find(|target| !met.iter().any(|(name, port)| target.is(name, *port)));
             let excess = met.iter().find(|(name, port)| !to.iter().any(|target| target.is(name, *port)));
@@ -165,7 +165,7 @@ impl fmt::Display for Said<'_> {
             Outcome::Reject => f.write_str("reject"),
             Outcome::Drop => f.write_str("drop"),
             Outcome::Pass => f.write_str("pass"),
-            Outcome::Forward { backends, masquerade } => {
+            Outcome::Forward { backends, masquerade, .. } => {
                 let names: Vec<String> =
                     backends.iter().map(place).map(|(name, port)| format!("{name}:{port}")).collect();
                 write!(f, "{} {}", names.join(","), if *masquerade { "masq" } else { "nomasq" })

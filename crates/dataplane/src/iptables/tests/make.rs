@@ -119,6 +119,8 @@ impl Sketch {
             internal_policy: self.internal,
             external_policy: self.external,
             affinity_secs: self.affinity_secs,
+            tuning: None,
+            weights: model::Weights::default(),
             health_check_node_port: Some(31_000 + u16::from(self.number)),
         })
     }
@@ -133,6 +135,7 @@ impl Sketch {
                     address: ip(family, &format!("10.244.{}.{host}", u8::from(!here))),
                     conditions: *conditions,
                     node: Some(if here { "here" } else { "there" }.into()),
+                    zone: None,
                     hints: None,
                 }
             };
@@ -142,6 +145,7 @@ impl Sketch {
                 family,
                 ports: [SlicePort { name: self.port_name(), protocol: self.protocol, port: 8080 }].into(),
                 endpoints: hosts.iter().map(endpoint).collect(),
+                weight: 1,
                 trigger_time_nanos: None,
             })
         };

@@ -108,7 +108,7 @@ fn a_class_that_is_kept_balances_as_well() {
         };
         let large = entry(&was, None);
         let kept = entry(&is, Some(&large));
-        assert_eq!(kept.everyone.as_ref().unwrap().class, large.everyone.as_ref().unwrap().class);
+        assert_eq!(kept.everyone.as_ref().unwrap().draw, large.everyone.as_ref().unwrap().draw);
         let mut program = render::program(&was, family, 0x4000, false);
         program.elements.clear();
         for placed in kept.elements(&frontend) {

@@ -27,6 +27,7 @@ use crate::{
         kernel, probe,
         program::Statement,
         render,
+        slots::{Class, Draw, Slots},
     },
 };
 
@@ -92,12 +93,15 @@ pub(super) fn assert_kernel_tidy() {
 /// Slots in order, and the class by the count: which of several good ones is taken depends on history.
 fn canonical(mut entry: Entry) -> Entry {
     for target in [&mut entry.everyone, &mut entry.inside].into_iter().flatten() {
-        assert!(target.class.fits(target.slots.len()));
-        target.class = super::super::slots::Class::of(target.slots.len(), None);
+        assert!(target.draw.fits(target.slots.len()));
+        match &mut target.draw {
+            Draw::Random(class) | Draw::Hash { class, .. } => *class = Class::of(target.slots.len(), None),
+            Draw::Turns => {}
+        }
         let mut endpoints: Vec<_> = target.slots.endpoints().collect();
         endpoints.sort();
         let family = Family::of(endpoints[0].0);
-        target.slots = super::super::slots::Slots::new(family, endpoints);
+        target.slots = Slots::new(family, endpoints);
     }
     entry
 }

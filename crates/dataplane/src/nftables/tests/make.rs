@@ -11,9 +11,9 @@ use std::{
 
 use ipnet::IpNet;
 use model::{
-    Address, Affinity, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope,
-    PerFamily, Plan, PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName,
-    Verdict,
+    Address, Affinity, Algorithm, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade,
+    NodePortScope, PerFamily, Plan, PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, Scheduler,
+    SchedulerFlags, ServiceKey, ServicePortName, Tuning, Verdict,
 };
 use proptest::{prelude::*, sample::select, strategy::ValueTree, test_runner::TestRunner};
 
@@ -113,7 +113,12 @@ pub(super) fn node_port(family: Family, protocol: Protocol, port: u16) -> Fronte
 pub(super) fn pool(family: Family, hosts: impl IntoIterator<Item = u8>) -> Arc<Pool> {
     let backend = |host: u8| {
         let local = host < 100;
-        Backend { address: ip(family, &format!("10.244.{}.{host}", u8::from(!local))), port: 8080, local }
+        Backend {
+            address: ip(family, &format!("10.244.{}.{host}", u8::from(!local))),
+            port: 8080,
+            local,
+            weight: 1,
+        }
     };
     let mut backends: Vec<Backend> = hosts.into_iter().map(backend).collect();
     backends.sort();
@@ -134,6 +139,7 @@ pub(super) fn decision(inside: Verdict, outside: Verdict) -> Decision {
         inside,
         outside,
         affinity: None,
+        tuning: None,
         source_ranges: None,
         reach: Reach::Cluster,
         rank: 2,
@@ -260,7 +266,15 @@ pub(super) fn pools(family: Family) -> impl Strategy<Value = Arc<Pool>> {
     let hosts = select((1u8..6).chain(101..120).collect::<Vec<u8>>());
     let few = prop::collection::btree_set(hosts.clone(), 1..4);
     let many = prop::collection::btree_set(hosts, 1..20);
-    prop_oneof![few, many].prop_map(move |hosts| pool(family, hosts))
+    let weights = prop_oneof![3 => Just(vec![1]), 1 => prop::collection::vec(1u16..5, 1..6)];
+    (prop_oneof![few, many], weights).prop_map(move |(hosts, weights)| {
+        let mut backends = pool(family, hosts).backends.clone();
+        backends
+            .iter_mut()
+            .zip(weights.iter().cycle())
+            .for_each(|(backend, weight)| backend.weight = *weight);
+        Arc::new(Pool { backends })
+    })
 }
 
 pub(super) fn decisions(family: Family, has_pods: bool) -> impl Strategy<Value = Decision> {
@@ -290,9 +304,23 @@ pub(super) fn decisions(family: Family, has_pods: bool) -> impl Strategy<Value =
             Some(Arc::from(nets))
         }),
     ];
-    (verdicts, affinity, ranges, 0u8..3).prop_map(|((inside, outside), affinity, source_ranges, rank)| {
-        Decision { affinity, source_ranges, rank, ..decision(inside, outside) }
-    })
+    let flags = select(vec![SchedulerFlags::NONE, SchedulerFlags::PORT]);
+    let tuning = prop_oneof![
+        2 => Just(None),
+        1 => (select(Scheduler::ALL), flags).prop_map(|(scheduler, flags)| {
+            let algorithm = Algorithm { scheduler: Some(scheduler), flags };
+            Some(Arc::new(Tuning { algorithm }))
+        }),
+    ];
+    (verdicts, affinity, ranges, tuning, 0u8..3).prop_map(
+        |((inside, outside), affinity, source_ranges, tuning, rank)| Decision {
+            affinity,
+            source_ranges,
+            tuning,
+            rank,
+            ..decision(inside, outside)
+        },
+    )
 }
 
 /// Roles and source ranges as a model would give them.

@@ -12,7 +12,7 @@ use crate::nftables::{
     diff::{self, Delta},
     entry::{Entry, Placed, Refusal},
     frame::InUse,
-    layout::{self, Container, Kind, Mark, Side, Space},
+    layout::{self, Container, Kind, Mark, Side, Space, Way},
     lift, lower, render,
     slots::{self, Class, Slots},
 };
@@ -31,7 +31,7 @@ proptest! {
     fn slots_hold_the_pool_and_as_few_as_possible_move((family, pools) in pool_histories()) {
         let mut slots: Option<Slots> = None;
         for pool in pools {
-            let next = slots::assign(family, slots.as_ref(), &pool.backends);
+            let next = slots::assign(family, slots.as_ref(), &pool.backends, &vec![1; pool.backends.len()]);
             let mut held: Vec<_> = next.endpoints().collect();
             held.sort();
             let wanted: Vec<_> = pool.backends.iter().map(|backend| (backend.address, backend.port)).collect();
@@ -160,22 +160,42 @@ fn one_endpoint_more_or_less_is_one_or_two_changes() {
     assert_eq!((delta.removed.len(), delta.added.len()), (1, 1));
 }
 
+fn turn_frontends() -> [model::Frontend; 4] {
+    use super::make::{at, ip, node_port};
+    let [v4, v6] = Family::BOTH;
+    [
+        at(ip(v4, "10.96.0.1"), model::Protocol::Tcp, 80),
+        at(ip(v6, "10.96.0.1"), model::Protocol::Sctp, 80),
+        node_port(v4, model::Protocol::Udp, 30_000),
+        node_port(v6, model::Protocol::Udp, 30_000),
+    ]
+}
+
 #[test]
 fn names_there_and_back() {
     let classes = [1, 2, 4, 1024].map(|size| Class::of_size(size).unwrap());
     let mut names = BTreeSet::new();
     for (space, side) in Space::BOTH.into_iter().flat_map(|space| Side::BOTH.map(|side| (space, side))) {
         for mark in [Mark::Never, Mark::OffPods, Mark::Always] {
-            for (sticky, class) in
-                [false, true].into_iter().flat_map(|sticky| classes.map(|class| (sticky, class)))
-            {
-                let kind = Kind { space, side, mark, sticky, class };
-                assert_eq!(Kind::parse(&kind.name()), Some(kind));
-                assert!(names.insert(kind.name()), "two kinds named {}", kind.name());
+            let shared = classes.into_iter().flat_map(|class| {
+                let hash = [false, true].map(|port| Way::Hash { class, port });
+                [Way::Random(class)].into_iter().chain(hash)
+            });
+            let turns = turn_frontends().into_iter().filter(|frontend| Space::of(frontend) == space);
+            let turns = turns.flat_map(|frontend| [1, 3, 300].map(|slots| Way::Turns { frontend, slots }));
+            for way in shared.chain(turns) {
+                for sticky in [false, true] {
+                    let kind = Kind { space, side, mark, sticky, way };
+                    assert_eq!(Kind::parse(&kind.name()), Some(kind));
+                    assert!(names.insert(kind.name()), "two kinds named {}", kind.name());
+                }
             }
         }
     }
-    for container in Container::FIXED.into_iter().chain([Container::Sticky(Space::NodePort, 60)]) {
+    let on_demand =
+        [Container::Sticky(Space::NodePort, 60), Container::Hashed(Space::NodePort, Side::Inside)];
+    let turns = turn_frontends().map(|frontend| Container::Turns(frontend, Side::Inside));
+    for container in Container::FIXED.into_iter().chain(on_demand).chain(turns) {
         assert_eq!(Container::parse(&container.name()), Some(container));
     }
     for other in [
@@ -184,10 +204,19 @@ fn names_there_and_back() {
         "endpoints",
         "services-4",
         "endpoints-4-sticky-masq",
+        "endpoints-port-4",
+        "hash-endpoints-3",
+        "turns-10.96.0.1-tcp-80",
+        "turns-10.96.0.1-tcp-80-0",
+        "turns-10.96.0.1-tcp-80-03",
+        "turns-10.96.0.1-icmp-80-3",
         "nat-output",
         "",
     ] {
         assert_eq!(Kind::parse(other), None, "{other}");
+    }
+    for other in ["turns-10.96.0.01-tcp-80", "turns-fd00::1-tcp-80", "turns-ip5-node-port-tcp-80", "turns-"] {
+        assert_eq!(Container::parse(other), None, "{other}");
     }
     for other in ["sticky-services-", "sticky-services-060", "sticky-services-0", "mine", ""] {
         assert_eq!(Container::parse(other), None, "{other}");
@@ -201,9 +230,10 @@ fn in_use_covers_what_was_added() {
     let verdict = super::make::forward(pool(family, 101..=105), model::Masquerade::Always);
     let entry = render::entry(&frontend, &super::make::sticky(60, super::make::same(verdict)), None);
     let mut in_use = InUse::default();
-    assert!(!in_use.covers(Space::NodePort, &entry) && in_use.covers(Space::NodePort, &Entry::default()));
-    in_use.add(Space::NodePort, &entry);
-    assert!(in_use.covers(Space::NodePort, &entry) && !in_use.covers(Space::Service, &entry));
+    let other = super::make::at(super::make::ip(family, "10.96.0.1"), model::Protocol::Tcp, 80);
+    assert!(!in_use.covers(&frontend, &entry) && in_use.covers(&frontend, &Entry::default()));
+    in_use.add(&frontend, &entry);
+    assert!(in_use.covers(&frontend, &entry) && !in_use.covers(&other, &entry));
     let names: Vec<String> = in_use.kinds.iter().map(Kind::name).collect();
     assert!(names.contains(&"node-port-endpoints-8-masq-sticky".into()), "{names:?}");
     assert!(names.contains(&"node-port-endpoints-256".into()), "{names:?}");

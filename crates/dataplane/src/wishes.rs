@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What services ask for beyond their spec, and what of it a mode can do.
+//!
+//! A mode states its [`Abilities`] once; whoever runs it compares them with each decision and tells people what is
+//! not done. A mode never ignores a wish in silence, and never refuses a service for one.
+
+use model::{Decision, Scheduler, Verdict};
+
+/// What a mode can do of what a [`model::Tuning`] and weights ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// The schedulers it follows.
+    pub schedulers: Vec<Scheduler>,
+    /// Backends of greater weight get more.
+    pub weights: bool,
+    /// What becomes of connections for which another scheduler is asked: `endpoints are drawn at random`.
+    pub instead: &'static str,
+}
+
+impl Abilities {
+    /// What is asked for a frontend and not done, in a sentence; `None` if all is.
+    pub fn shortfall(&self, decision: &Decision) -> Option<String> {
+        let scheduler = decision.algorithm().scheduler;
+        let unknown = scheduler.filter(|scheduler| !self.schedulers.contains(scheduler));
+        let asks_weights = scheduler.is_none_or(Scheduler::weighs) && is_weighted(decision);
+        let ignores_weights = asks_weights && !self.weights;
+        match (unknown, ignores_weights) {
+            (None, false) => None,
+            (None, true) => Some("the weights of its endpoints are ignored".to_owned()),
+            (Some(scheduler), false) => {
+                Some(format!("the scheduler {scheduler} is not to be had; {}", self.instead))
+            }
+            (Some(scheduler), true) => Some(format!(
+                "the scheduler {scheduler} is not to be had; {}, and the weights of its endpoints are ignored",
+                self.instead
+            )),
+        }
+    }
+}
+
+fn is_weighted(decision: &Decision) -> bool {
+    [&decision.inside, &decision.outside]
+        .into_iter()
+        .any(|verdict| matches!(verdict, Verdict::Forward(forward) if forward.pool.is_weighted()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use model::{
+        Algorithm, Backend, Forward, Masquerade, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName,
+        Tuning,
+    };
+
+    use super::*;
+
+    fn decision(scheduler: Option<Scheduler>, weights: [u16; 2]) -> Decision {
+        let backend =
+            |(last, weight)| Backend { address: [10, 0, 0, last].into(), port: 80, local: false, weight };
+        let backends = [1, 2].into_iter().zip(weights).map(backend).collect();
+        let forward = Forward { pool: Arc::new(Pool { backends }), masquerade: Masquerade::Never };
+        let service = ServiceKey { namespace: "n".into(), name: "a".into() };
+        let algorithm = Algorithm { scheduler, ..Algorithm::default() };
+        Decision {
+            service: Arc::new(ServicePortName { service, port: "".into(), protocol: Protocol::Tcp }),
+            role: Role::ClusterIp,
+            inside: Verdict::Forward(forward.clone()),
+            outside: Verdict::Forward(forward),
+            affinity: None,
+            tuning: Some(Arc::new(Tuning { algorithm })),
+            source_ranges: None,
+            reach: Reach::Cluster,
+            rank: 2,
+        }
+    }
+
+    #[test]
+    fn only_what_is_not_done_is_said() {
+        let all = Abilities { schedulers: Scheduler::ALL.to_vec(), weights: true, instead: "" };
+        let none = Abilities { instead: "something else is done", ..Abilities::default() };
+        let weighted = [1, 3];
+        for scheduler in [None, Some(Scheduler::RoundRobin), Some(Scheduler::WeightedRoundRobin)] {
+            assert_eq!(all.shortfall(&decision(scheduler, weighted)), None);
+        }
+        assert_eq!(none.shortfall(&decision(None, [2, 2])), None);
+        let said = |scheduler, weights| none.shortfall(&decision(scheduler, weights)).expect("something");
+        assert_eq!(said(None, weighted), "the weights of its endpoints are ignored");
+        let rr = "the scheduler rr is not to be had; something else is done";
+        assert_eq!(said(Some(Scheduler::RoundRobin), weighted), rr, "it has no use for weights");
+        let both = "the scheduler wlc is not to be had; something else is done, and the weights of its endpoints \
+                    are ignored";
+        assert_eq!(said(Some(Scheduler::WeightedLeastConnections), weighted), both);
+    }
+}
