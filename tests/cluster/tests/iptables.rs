@@ -24,7 +24,11 @@ fn on_node(stage: &Stage, words: &[&str]) -> String {
 }
 
 /// Rules in which we differ on purpose: words that such a rule has, and why. Each must be met by a rule of either side.
-const INTENDED: [(&[&str], &str); 3] = [
+const INTENDED: [(&[&str], &str); 4] = [
+    (
+        &["-A KUBE-NODEPORTS", "health check node port"],
+        "one line lets a health-check node port in, not one for each port of its service",
+    ),
     (
         &["-A KUBE-SERVICES", "externally-visible"],
         "a process of the node that connects to an external address without endpoints is refused, not left waiting",
@@ -40,8 +44,8 @@ const INTENDED: [(&[&str], &str); 3] = [
 ];
 
 /// Chains of which the order of rules means something.
-const ORDERED: [&str; 7] =
-    ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-POSTROUTING", "KUBE-MARK-MASQ"];
+const ORDERED: [&str; 6] =
+    ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-POSTROUTING", "KUBE-FORWARD"];
 
 /// The rules and chains of both families; where the order means something, with their place.
 fn all_rules(stage: &Stage, variant: &str) -> BTreeSet<String> {
