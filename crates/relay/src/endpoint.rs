@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! One endpoint of one service: how busy it is, and whether it lives.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    clock::{Millis, millis},
+    counters::{Counter, Level},
+    settings::Settings,
+};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Connections or flows now.
+    pub open: Level,
+    /// Connections that were made, flows that were begun.
+    pub connections: Counter,
+    /// Attempts that failed.
+    pub failures: Counter,
+    /// Failures in a row.
+    strikes: AtomicU32,
+    ejected_until: AtomicU64,
+    /// Active checks say no.
+    unhealthy: AtomicBool,
+    /// When it left its service; 0 while it is there.
+    gone_at: AtomicU64,
+}
+
+impl Endpoint {
+    pub(crate) fn new(address: SocketAddr) -> Endpoint {
+        Endpoint {
+            address,
+            open: Level::default(),
+            connections: Counter::default(),
+            failures: Counter::default(),
+            strikes: AtomicU32::new(0),
+            ejected_until: AtomicU64::new(0),
+            unhealthy: AtomicBool::new(false),
+            gone_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Neither set aside nor found dead.
+    pub(crate) fn is_usable(&self, now: Millis) -> bool {
+        self.ejected_until.load(Ordering::Relaxed) <= now && self.is_healthy()
+    }
+
+    /// Active checks have nothing against it.
+    pub fn is_healthy(&self) -> bool {
+        !self.unhealthy.load(Ordering::Relaxed)
+    }
+
+    /// It is no longer one of its service's.
+    pub fn is_gone(&self) -> bool {
+        self.gone_at.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn gone_for(&self, now: Millis) -> Option<Millis> {
+        match self.gone_at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(now.saturating_sub(at)),
+        }
+    }
+
+    pub(crate) fn leave(&self, now: Millis) {
+        self.gone_at.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_healthy(&self, healthy: bool) {
+        self.unhealthy.store(!healthy, Ordering::Relaxed);
+    }
+
+    pub(crate) fn succeeded(&self) {
+        self.connections.add(1);
+        if self.strikes.load(Ordering::Relaxed) != 0 {
+            self.strikes.store(0, Ordering::Relaxed);
+            self.ejected_until.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a failure, and returns for how long the endpoint should be set aside.
+    pub(crate) fn failed(&self, settings: &Settings) -> Duration {
+        self.failures.add(1);
+        let strikes = self.strikes.fetch_add(1, Ordering::Relaxed).min(16);
+        settings.ejection.saturating_mul(1 << strikes).min(settings.longest_ejection)
+    }
+
+    /// Sets it aside, and returns whether it was not already.
+    pub(crate) fn eject(&self, now: Millis, time: Duration) -> bool {
+        self.ejected_until.swap(now + millis(time), Ordering::Relaxed) <= now
+    }
+}
