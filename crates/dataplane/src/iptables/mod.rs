@@ -123,8 +123,8 @@ impl<T: Tables> Iptables<T> {
         let found =
             Readback::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
         let has_old = found.has_old;
-        let (holdings, script) = turn::everything(found, &scene);
-        self.commit(family, &script, applied)?;
+        let (holdings, mut script) = turn::everything(found, &scene, self.tables.chains_at_once());
+        self.commit(family, &mut script, applied)?;
         if has_old {
             // Ours serve already, so that nothing is missed.
             self.remove(family, &is_old).map_err(|failure| Error::tool("remove old chains from", failure))?;
@@ -143,7 +143,7 @@ impl<T: Tables> Iptables<T> {
         outcome
     }
 
-    fn commit(&mut self, family: Family, script: &Script, applied: &mut Applied) -> Result<(), Error> {
+    fn commit(&mut self, family: Family, script: &mut Script, applied: &mut Applied) -> Result<(), Error> {
         if script.is_empty() {
             return Ok(());
         }
@@ -182,8 +182,8 @@ impl<T: Tables> Dataplane for Iptables<T> {
                 None => self.everything(plan, family, &mut applied)?,
                 Some(changes) => {
                     let scene = self.scene(plan, family, holdings.comments);
-                    let script = turn::change(&mut holdings, &scene, changes);
-                    match self.commit(family, &script, &mut applied) {
+                    let mut script = turn::change(&mut holdings, &scene, changes);
+                    match self.commit(family, &mut script, &mut applied) {
                         Ok(()) => holdings,
                         // Somebody may have changed what we thought to know.
                         Err(error) => {

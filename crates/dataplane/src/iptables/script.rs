@@ -15,6 +15,9 @@ use crate::xtables::Table;
 #[derive(Debug, Default)]
 pub(super) struct Script {
     parts: BTreeMap<Table, Part>,
+    /// Commits that come before all that is in `parts`, and their chains.
+    early: String,
+    cut: Vec<(Table, Name)>,
     /// Rules written, a replaced one included.
     pub(super) added: u64,
     /// Rules removed one by one.
@@ -40,14 +43,29 @@ struct Part {
 
 impl Script {
     pub(super) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+        self.parts.is_empty() && self.early.is_empty()
     }
 
     /// All chains that change.
     pub(super) fn changed(&self) -> impl Iterator<Item = (Table, Name)> + '_ {
         let declared =
             self.parts.iter().flat_map(|(table, part)| part.declared.iter().map(|name| (*table, *name)));
-        declared.chain(self.shared.iter().copied())
+        declared.chain(self.cut.iter().copied()).chain(self.shared.iter().copied())
+    }
+
+    /// Lets what has been written to a table be a commit of its own, if it is `chains` or more. Nothing that was
+    /// written may need what is written later, and what leads to it must not have been written yet.
+    pub(super) fn cut(&mut self, table: Table, chains: usize) {
+        let Some(part) = self.parts.get_mut(&table).filter(|part| part.declared.len() >= chains) else {
+            return;
+        };
+        self.cut.extend(part.declared.iter().map(|name| (table, *name)));
+        print(&mut self.early, table, &mut part.declared, &part.bodies);
+        self.early.push_str("COMMIT\n");
+        part.bodies.clear();
+        if part.is_empty() {
+            self.parts.remove(&table);
+        }
     }
 
     /// Writes a chain anew.
@@ -100,7 +118,7 @@ impl Script {
 
     /// The input. Tables change one after the other: where refusals only go, what is refused no longer is translated
     /// first; where some come, they come before the translation goes.
-    pub(super) fn input(&self) -> String {
+    pub(super) fn input(&mut self) -> String {
         let refusals_go = self.parts.get(&Table::Filter).is_some_and(|part| {
             part.inserted.is_empty() && part.declared.is_empty() && !part.deleted.is_empty()
         });
@@ -108,21 +126,34 @@ impl Script {
             true => [Table::Mangle, Table::Nat, Table::Filter],
             false => [Table::Mangle, Table::Filter, Table::Nat],
         };
-        let mut input = String::new();
-        for (table, part) in order.iter().filter_map(|table| Some((table, self.parts.get(table)?))) {
-            let Part { declared, deleted, bodies, inserted, removed } = part;
-            let _ = writeln!(input, "*{table}");
-            // The nft variant keeps chains in a sorted list and looks for the place of each from its beginning. With
-            // 11,000 chains from last to first a restore takes 2.3 s of CPU, and 10 s in any order (1.8.9).
-            let mut declared = declared.clone();
-            declared.sort_unstable_by(|one, other| other.cmp(one));
-            for chain in declared {
-                let _ = writeln!(input, ":{chain} - [0:0]");
+        let mut input = std::mem::take(&mut self.early);
+        for table in order {
+            if let Some(Part { declared, deleted, bodies, inserted, removed }) = self.parts.get_mut(&table) {
+                print(&mut input, table, declared, deleted);
+                input.extend([&**bodies, inserted, removed, "COMMIT\n"]);
             }
-            let _ = writeln!(input, "{deleted}{bodies}{inserted}{removed}COMMIT");
         }
         input
     }
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        let Part { declared, deleted, bodies, inserted, removed } = self;
+        declared.is_empty() && [deleted, bodies, inserted, removed].iter().all(|text| text.is_empty())
+    }
+}
+
+/// Begins a table with its chains, which are used up.
+fn print(input: &mut String, table: Table, declared: &mut Vec<Name>, rest: &str) {
+    let _ = writeln!(input, "*{table}");
+    // The nft variant (1.8.9) keeps the names of a commit's chains in a sorted list, and looks for each that is named,
+    // and for where a new one belongs, from its beginning. From last to first, a new one's place is found at once.
+    declared.sort_unstable_by(|one, other| other.cmp(one));
+    for chain in declared.drain(..) {
+        let _ = writeln!(input, ":{chain} - [0:0]");
+    }
+    input.push_str(rest);
 }
 
 /// Tells one list of rules from another without keeping it.

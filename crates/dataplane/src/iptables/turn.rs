@@ -73,8 +73,9 @@ fn block(scene: &Scene<'_>, service: &ServicePortName, frontends: &[Frontend]) -
     render::block(scene, service, &decided)
 }
 
-/// What is missing of the whole Plan, and what is too much.
-pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, Script) {
+/// What is missing of the whole Plan, and what is too much. Chains of services are written `at_once` to a commit: nothing
+/// leads to those that are new before the last one, so that the kernel has little to check until then.
+pub(super) fn everything(mut found: Readback, scene: &Scene<'_>, at_once: usize) -> (Holdings, Script) {
     let mut script = Script::default();
     let mut holdings = Holdings { comments: scene.comments, ..Holdings::default() };
     let mut order = Vec::new();
@@ -92,6 +93,7 @@ pub(super) fn everything(mut found: Readback, scene: &Scene<'_>) -> (Holdings, S
                 script.write(Table::Nat, *chain, rules);
             }
         }
+        script.cut(Table::Nat, at_once);
         holdings.rules.replace(Count::default(), held.rules);
         holdings.owners.extend(held.frontends.iter().map(|frontend| (*frontend, service.clone())));
         order.push(service.clone());

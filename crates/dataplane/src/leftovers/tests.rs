@@ -290,3 +290,24 @@ fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
         assert_eq!(remove(None), Report::default(), "nothing more to do");
     });
 }
+
+#[test]
+fn chains_of_the_other_variant_go_and_ours_stay() {
+    for own in Variant::BOTH {
+        alone(|| {
+            for variant in Variant::BOTH {
+                tool(&[&format!("iptables-{variant}-restore")], TABLES)?;
+            }
+            let before = shown(&format!("iptables-{own}-save"))?;
+            let report = unite(own);
+            assert_eq!((&report.failed, &report.kept), (&Vec::new(), &Vec::new()));
+            assert_eq!(report.removed.len(), 3, "{report:?}");
+            assert_eq!(shown(&format!("iptables-{own}-save"))?, before, "{own}");
+            let rest = shown(&format!("iptables-{}-save", own.other()))?;
+            assert!(!rest.contains("KUBE-SERVICES") && !rest.contains("KUBE-SVC-"), "{rest}");
+            assert!(rest.contains("KUBE-IPTABLES-HINT") && rest.contains("-j MINE"), "{rest}");
+            assert_eq!(unite(own), Report::default(), "nothing more to do");
+            Some(())
+        });
+    }
+}

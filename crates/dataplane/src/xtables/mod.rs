@@ -148,6 +148,11 @@ pub trait Tables: Send {
         None
     }
 
+    /// How many chains are best written in one commit, where a commit need not hold everything.
+    fn chains_at_once(&self) -> usize {
+        usize::MAX
+    }
+
     /// How long others have been waited for since this was last asked.
     fn take_waited(&mut self) -> Duration {
         Duration::ZERO
@@ -280,6 +285,17 @@ impl Tables for Xtables {
             entry.close();
         }
         ended?.check(tool, Some(input))
+    }
+
+    fn chains_at_once(&self) -> usize {
+        match self.variant {
+            // Every commit replaces the whole table.
+            Variant::Legacy => usize::MAX,
+            // The tool compares each name with half of all that the commit names. With 1,000 services of 10 endpoints in
+            // one commit it took 2.0 s of CPU time beside the kernel's, with 550 chains to a commit 0.3 s; with
+            // 10,000 services it had not ended after four minutes, and took 17 s with the kernel's (1.8.9, a busy machine).
+            Variant::Nft => 500,
+        }
     }
 
     fn keep_accounts(&mut self, names: &[&str]) -> bool {

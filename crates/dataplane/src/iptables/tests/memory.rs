@@ -133,6 +133,11 @@ impl Tables for Memory {
         Ok(())
     }
 
+    /// So few that every test has several commits.
+    fn chains_at_once(&self) -> usize {
+        4
+    }
+
     fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure> {
         self.restores += 1;
         self.last = input.to_owned();
