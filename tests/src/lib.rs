@@ -72,6 +72,9 @@ a3      tcp  10.96.0.10:80      -> a1,b1,c1 nomasq    # one too many
 a3      tcp  10.96.0.10:80      -> a1:8081,c1 nomasq  # another port
 a3      udp  10.96.0.10:53      -> a2 nomasq          # another endpoint
 a3      tcp  10.96.0.10:80      -> a1,c1 nomasq sticky
+a3      tcp  10.96.0.10:80      -> a1=3,c1 nomasq      # equal shares
+a3      tcp  10.96.0.10:80      -> a1,c1 nomasq turns
+a3      tcp  10.96.0.10:80      -> a1,c1 nomasq hashed
 a3      tcp  10.96.0.10:80      -> reject
 a3      tcp  10.96.0.10:80      -> drop
 a3      tcp  10.96.0.10:80      -> pass

@@ -8,7 +8,8 @@
 //! - [`flags`], [`config`], [`syntax`]: what the operator said
 //! - [`app`]: all wiring; [`feed`] is the source in it
 //! - [`claim`]: the right to write, one for each network namespace
-//! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote
+//! - [`reconcile`]: the loop; [`pace`] says when it writes, [`tally`] counts what it wrote, [`wishes`] tells what it
+//!   could not
 //! - [`flows`], [`drift`], [`takeover`]: what works beside it: stale flows, what others change, what others left
 //! - [`live`]: what of the configuration is in force; [`reload`] follows its files
 //! - [`host`]: this machine's name, families and addresses
@@ -49,3 +50,4 @@ pub mod systemd;
 pub mod table;
 pub mod takeover;
 pub mod tally;
+pub mod wishes;

@@ -33,6 +33,8 @@ pub(super) struct Holdings {
     pub(super) cluster_ips: HashSet<IpAddr>,
     pub(super) hairpin: HashSet<IpAddr>,
     pub(super) node_port_addresses: HashSet<IpAddr>,
+    /// Chains for turns that nobody takes any more, about.
+    pub(super) idle_turns: usize,
     /// Elements in sets of ours that no Plan could have put there.
     pub(super) strays: Vec<Placed>,
     /// Chains and sets that are not ours.

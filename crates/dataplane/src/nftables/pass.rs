@@ -10,6 +10,9 @@ use netlink::Transport;
 use super::{affinity, layout::Container, render, turn::Turn};
 use crate::Error;
 
+/// So many idle chains of frontends whose endpoints took turns are left for a full turn to remove.
+const IDLE_TURNS: usize = 64;
+
 impl<T: Transport> Turn<'_, T> {
     /// Makes the tables match the whole Plan: rules first, then frontends by their rank, removals last.
     pub(super) fn everything(&mut self) -> Result<(), Error> {
@@ -63,6 +66,9 @@ impl<T: Transport> Turn<'_, T> {
             self.address(Container::ClusterIps, *address, self.plan.has_cluster_ip(address))?;
         }
         self.flush()?;
+        if self.families().any(|family| self.known[family].idle_turns > IDLE_TURNS) {
+            self.tidy()?;
+        }
         for family in self.families() {
             if self.departed.concerns(family) {
                 self.applied.forgotten +=

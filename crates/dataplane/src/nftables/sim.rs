@@ -25,8 +25,20 @@ use super::program::{
 pub struct Ending {
     pub probability: f64,
     pub fate: Fate,
+    /// How its destination was chosen.
+    pub choice: Choice,
     /// What rules have put into dynamic maps on the way.
     pub learned: Vec<Learned>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// There was none: it is the packet's own, or a client was remembered.
+    #[default]
+    None,
+    Random,
+    Turn,
+    Hash,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +174,7 @@ struct State {
     settled: [bool; 2],
     translated: bool,
     masqueraded: bool,
+    choice: Choice,
     learned: Vec<Learned>,
 }
 
@@ -179,6 +192,7 @@ impl State {
             settled: [false; 2],
             translated: false,
             masqueraded: false,
+            choice: Choice::None,
             learned: Vec::new(),
         }
     }
@@ -194,7 +208,7 @@ impl State {
     }
 
     fn ended(self, fate: Fate) -> Ending {
-        Ending { probability: self.probability, fate, learned: self.learned }
+        Ending { probability: self.probability, fate, choice: self.choice, learned: self.learned }
     }
 
     fn with(&self, share: f64) -> State {
@@ -388,7 +402,14 @@ impl<'a> Walk<'a> {
             Value::Bytes(value) => Some(value),
             _ => None,
         };
+        let choice = key.iter().find_map(|field| match field {
+            Field::Random(_) => Some(Choice::Random),
+            Field::Turn(_) => Some(Choice::Turn),
+            Field::Hash { .. } => Some(Choice::Hash),
+            _ => None,
+        });
         self.draw(key, state, found, |mut state, value: Bytes| {
+            state.choice = choice.unwrap_or_default();
             if let Some(destination) = read_address(family, &value) {
                 let at = address_len(family);
                 state.destination = destination;

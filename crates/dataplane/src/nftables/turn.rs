@@ -16,7 +16,7 @@ use super::{
     entry::{Entry, Placed},
     frame::{self, InUse, Surroundings},
     holdings::{Held, Holdings},
-    layout::Container,
+    layout::{Container, Side, Way},
     meter, render,
     script::{Script, Subject},
 };
@@ -236,6 +236,8 @@ impl<'a, T: Transport> Turn<'a, T> {
             let holdings = &mut self.known[unit.frontend.family()];
             let old = holdings.frontends.get(&unit.frontend);
             self.departed.note(&unit.frontend, old, unit.entry.as_ref());
+            let idle = idle_turns(&unit.frontend, old.and_then(Held::entry), unit.entry.as_ref());
+            holdings.idle_turns += idle;
             holdings.set(unit.frontend, unit.entry);
         }
         for AddressChange { container, address, added } in chunk.addresses {
@@ -254,6 +256,7 @@ impl<'a, T: Transport> Turn<'a, T> {
     /// Kernels before 6.2 hold on to a chain for a moment after the last element that pointed to it is gone. Then
     /// nothing is removed, and the next full turn tries again: an idle chain does no harm.
     pub(super) fn tidy(&mut self) -> Result<(), Error> {
+        Family::BOTH.into_iter().for_each(|family| self.known[family].idle_turns = 0);
         let mut script = Script::new();
         let mut framed = PerFamily { v4: None, v6: None };
         for family in Family::BOTH {
@@ -277,6 +280,17 @@ impl<'a, T: Transport> Turn<'a, T> {
             }
         }
     }
+}
+
+/// How many chains for turns a frontend leaves behind. Each has one of its own, so unlike the others they do not become
+/// of use again.
+fn idle_turns(frontend: &Frontend, old: Option<&Entry>, new: Option<&Entry>) -> usize {
+    let kind = |entry: Option<&Entry>, side| entry.and_then(|entry| entry.kind(frontend, side));
+    let is_idle = |side: &Side| {
+        let was = kind(old, *side);
+        was.is_some_and(|kind| matches!(kind.way, Way::Turns { .. })) && was != kind(new, *side)
+    };
+    Side::BOTH.iter().filter(|side| is_idle(side)).count()
 }
 
 /// Rules, and what they were rendered from.

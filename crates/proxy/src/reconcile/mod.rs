@@ -36,6 +36,7 @@ use crate::{
     systemd::Systemd,
     takeover::{self, Successor, Takeover},
     tally::Tally,
+    wishes::Unmet,
 };
 
 /// With nothing to do, the loop still comes round so often.
@@ -98,6 +99,7 @@ pub struct Reconciler {
     started: SystemTime,
     begun: Instant,
     tally: Tally,
+    unmet: Unmet,
     /// Is told of every round.
     systemd: Arc<Systemd>,
     succession: Succession,
@@ -155,6 +157,7 @@ impl Reconciler {
             started: SystemTime::now(),
             begun: Instant::now(),
             tally: Tally::default(),
+            unmet: Unmet::default(),
             systemd: Arc::default(),
             succession: Succession::None,
             mode: Mode::Nftables,
@@ -394,6 +397,7 @@ impl Reconciler {
             metrics.lock_wait.with(&[]).observe(applied.lock_wait.as_secs_f64());
         }
         self.observe(start, &changes);
+        self.tell_unmet(&changes);
         self.succeed(&changes);
         Ok(())
     }
@@ -489,6 +493,26 @@ impl Reconciler {
                 format!(
                     "{frontend} is served for {owner}, which claims it too; {loser} does not get its traffic"
                 ),
+            ));
+        }
+    }
+
+    /// What services ask for and this mode does not do.
+    fn tell_unmet(&mut self, changes: &Changes) {
+        let Some(dataplane) = &self.dataplane else { return };
+        let abilities = dataplane.abilities();
+        let news = match self.complete {
+            true => self.unmet.rebuild(&abilities, &self.plan),
+            false => self.unmet.update(&abilities, &self.plan, changes),
+        };
+        let mode = format!("{:?}", self.mode).to_lowercase();
+        for (service, sentence) in news {
+            tracing::warn!(%service, "in {mode} mode {sentence}");
+            self.ports.events.note(Note::warning(
+                "UnsupportedScheduler",
+                "ScheduleConnections",
+                Regarding::Service(service),
+                format!("{}: in {mode} mode {sentence}", self.ports.events.node()),
             ));
         }
     }

@@ -3,7 +3,7 @@
 //! The third judge: a real kernel. Real packets in a lab, with the plan in force on node-a.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::mpsc,
     thread,
@@ -162,6 +162,8 @@ impl Kernel {
         let node = self.lab.netns(&probe.from).map_err(text)?;
         let met = node
             .run(|| match &probe.expect {
+                Expect::Forward { to, stick: None, turns: true, .. } => referee.take_turns(to),
+                Expect::Forward { to, stick: None, .. } if is_weighted(to) => referee.weigh(to),
                 Expect::Forward { to, stick: None, .. } => referee.meet_all(to),
                 Expect::Forward { to, stick: Some(stick), .. } => referee.meet_again(to, *stick, before),
                 Expect::Reject | Expect::Drop | Expect::Pass => referee.once(),
@@ -223,6 +225,47 @@ impl Referee<'_> {
         Err(format!("meets only {met:?} in {most} connections"))
     }
 
+    /// Some rounds in a row, of which each must bring exactly its share to everyone.
+    fn take_turns(&self, to: &[Target]) -> Result<Vec<Met>, String> {
+        let total: u32 = to.iter().map(|target| target.share).sum();
+        let mut met = BTreeMap::new();
+        // So many rounds that chance does not pass for turns.
+        for _ in 0..(48 / total).max(3) {
+            met = self.count(total)?;
+            if to.iter().any(|target| times(&met, target) != target.share) {
+                return Err(format!("does not take turns: {met:?}"));
+            }
+        }
+        Ok(met.into_keys().collect())
+    }
+
+    /// So many connections that shares can be told. One that is drawn as it should be is found off by five standard
+    /// deviations once in two million lines.
+    fn weigh(&self, to: &[Target]) -> Result<Vec<Met>, String> {
+        const DRAWS: u32 = 240;
+        let total: u32 = to.iter().map(|target| target.share).sum();
+        let met = self.count(DRAWS)?;
+        let is_fair = |target: &Target| {
+            let share = f64::from(target.share) / f64::from(total);
+            let deviation = (f64::from(DRAWS) * share * (1.0 - share)).sqrt();
+            (f64::from(times(&met, target)) - f64::from(DRAWS) * share).abs() <= 5.0 * deviation
+        };
+        match to.iter().all(is_fair) {
+            true => Ok(met.into_keys().collect()),
+            false => Err(format!("gives other shares: {met:?} of {DRAWS}")),
+        }
+    }
+
+    /// Connects so often, and counts who answers.
+    fn count(&self, connections: u32) -> Result<BTreeMap<Met, u32>, String> {
+        let mut met = BTreeMap::new();
+        for _ in 0..connections {
+            let who = self.ask(self.probe.sources[0])?.ok_or("is silent")?;
+            *met.entry(who).or_default() += 1;
+        }
+        Ok(met)
+    }
+
     /// Each source comes several times in a row, and must meet the same endpoint.
     fn meet_again(&self, to: &[Target], stick: Stick, before: Option<&Vec<Met>>) -> Result<Vec<Met>, String> {
         let is_crowd = self.probe.sources.len() > 1;
@@ -240,10 +283,10 @@ impl Referee<'_> {
         }
         let distinct: BTreeSet<&Met> = all.iter().collect();
         match (stick, before) {
-            (Stick::Sticky, _) if is_crowd && distinct.len() < to.len() => {
+            (Stick::Sticky | Stick::Hashed, _) if is_crowd && distinct.len() < to.len() => {
                 Err(format!("sends so many clients to {distinct:?} only"))
             }
-            (Stick::Sticky, _) => Ok(all),
+            (Stick::Sticky | Stick::Hashed, _) => Ok(all),
             (_, None) => Err("has nothing to compare with".to_owned()),
             (Stick::Same, Some(before)) => {
                 let is_left = |(name, port): &Met| to.iter().any(|target| target.is(name, *port));
@@ -289,6 +332,14 @@ impl Referee<'_> {
             SourceSeen::Original => reply.source_seen.ip() == source,
         }
     }
+}
+
+fn is_weighted(to: &[Target]) -> bool {
+    to.windows(2).any(|pair| pair[0].share != pair[1].share)
+}
+
+fn times(met: &BTreeMap<Met, u32>, target: &Target) -> u32 {
+    met.iter().filter(|((name, port), _)| target.is(name, *port)).map(|(_, times)| times).sum()
 }
 
 /// Removes the flows that a change made stale, and waits until that is done.

@@ -11,11 +11,14 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 use dataplane::Mode;
 pub use kernel::Kernel;
 use lab::address::{NODE_A, NODE_A_SECOND, Version, name_of};
-use model::{Address, Backend, Changes, Frontend, Origin, Outcome, Packet, Plan, Update};
+use model::{
+    Address, Algorithm, Backend, Changes, Decision, Frontend, Origin, Outcome, Packet, Plan, Scheduler,
+    Update, Verdict,
+};
 pub use oracle::Oracle;
 pub use simulator::Simulator;
 
-use crate::scenario::{Expect, Line, Probe, SourceSeen, Target};
+use crate::scenario::{Expect, Line, Probe, SourceSeen, Stick, Target};
 
 /// Follows a script step by step, and says of each line of packets whether it is so. An `Err` is a sentence for
 /// people; the caller adds file and line.
@@ -97,7 +100,10 @@ pub(crate) fn compare(probe: &Probe, plan: &Plan, outcome: &Outcome) -> Result<(
         (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Pass, Outcome::Pass) => {
             Ok(())
         }
-        (Expect::Forward { to, count, source, stick }, Outcome::Forward { backends, masquerade, .. }) => {
+        (
+            Expect::Forward { to, count, source, stick, turns },
+            Outcome::Forward { backends, masquerade, algorithm },
+        ) => {
             let met: BTreeSet<(String, u16)> = backends.iter().map(place).collect();
             let missing = to.iter().find(|target| !met.iter().any(|(name, port)| target.is(name, *port)));
             let excess = met.iter().find(|(name, port)| !to.iter().any(|target| target.is(name, *port)));
@@ -112,7 +118,14 @@ pub(crate) fn compare(probe: &Probe, plan: &Plan, outcome: &Outcome) -> Result<(
                 SourceSeen::Original if *masquerade => return Err("masquerades".to_owned()),
                 _ => {}
             }
+            choice(to, backends, *algorithm)?;
+            let (takes_turns, hashes) = (takes_turns(*algorithm), hashes(*algorithm));
+            if *turns != takes_turns {
+                return Err(if takes_turns { "takes turns" } else { "takes no turns" }.to_owned());
+            }
             match (stick, affinity(plan, probe)) {
+                (Some(Stick::Hashed), false) if hashes => Ok(()),
+                (None, false) if hashes => Err("chooses by a hash of the client".to_owned()),
                 (Some(_), false) => Err("has no affinity".to_owned()),
                 (None, true) => Err("has affinity".to_owned()),
                 _ => Ok(()),
@@ -122,8 +135,35 @@ pub(crate) fn compare(probe: &Probe, plan: &Plan, outcome: &Outcome) -> Result<(
     }
 }
 
-/// What a mode promises for a probe. All keep what the plan says, but for one thing: the iptables mode leaves ports and
+/// Does every target get its share?
+fn choice(to: &[Target], backends: &[Backend], algorithm: Algorithm) -> Result<(), String> {
+    let are_weighed = algorithm.scheduler.is_none_or(Scheduler::weighs);
+    let weight = |backend: &Backend| if are_weighed { u32::from(backend.weight) } else { 1 };
+    let shares: u32 = to.iter().map(|target| target.share).sum();
+    let weights: u32 = backends.iter().map(weight).sum();
+    let unfair = backends.iter().find(|backend| {
+        let (name, port) = place(backend);
+        let share = to.iter().find(|target| target.is(&name, port)).map_or(1, |target| target.share);
+        // A name without port may stand for several backends.
+        backends.len() == to.len() && weight(backend) * shares != share * weights
+    });
+    match unfair {
+        Some(backend) => Err(format!("gives {} to {}", weight(backend), place(backend).0)),
+        None => Ok(()),
+    }
+}
+
+fn takes_turns(algorithm: Algorithm) -> bool {
+    matches!(algorithm.scheduler, Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin))
+}
+
+fn hashes(algorithm: Algorithm) -> bool {
+    matches!(algorithm.scheduler, Some(Scheduler::SourceHash | Scheduler::Maglev))
+}
+
+/// What a mode promises for a probe. All keep what the plan says, but for two things. The iptables mode leaves ports and
 /// addresses of no service alone, as kube-proxy's does; there each would cost a rule that every new connection passes.
+/// And it draws at random, whatever the annotations of a service ask for.
 pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe) -> Expect {
     let address = probe.destination.ip();
     let frontend =
@@ -131,19 +171,45 @@ pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe) -> Expect {
     let is_unknown = plan.decision(&frontend).is_none() && plan.decide_unknown(address) != Outcome::Pass;
     match mode {
         Mode::Iptables if is_unknown => Expect::Pass,
+        Mode::Iptables if has_wishes(plan, probe) => plainly(&probe.expect),
         _ => probe.expect.clone(),
     }
 }
 
+/// The same without anything that random draws do not keep.
+fn plainly(expect: &Expect) -> Expect {
+    match expect {
+        Expect::Forward { to, count, source, stick, .. } => Expect::Forward {
+            to: to.iter().map(|target| Target { share: 1, ..target.clone() }).collect(),
+            count: *count,
+            source: *source,
+            stick: stick.filter(|stick| *stick != Stick::Hashed),
+            turns: false,
+        },
+        other => other.clone(),
+    }
+}
+
+/// Does the service ask for more than that all endpoints are drawn alike?
+fn has_wishes(plan: &Plan, probe: &Probe) -> bool {
+    decision(plan, probe).is_some_and(|decision| {
+        let is_weighted =
+            |verdict: &Verdict| matches!(verdict, Verdict::Forward(forward) if forward.pool.is_weighted());
+        decision.tuning.is_some() || is_weighted(&decision.inside) || is_weighted(&decision.outside)
+    })
+}
+
 /// Does what the probe is sent to have session affinity?
 fn affinity(plan: &Plan, probe: &Probe) -> bool {
+    decision(plan, probe).is_some_and(|decision| decision.affinity.is_some())
+}
+
+fn decision<'a>(plan: &'a Plan, probe: &Probe) -> Option<&'a Decision> {
     let address = probe.destination.ip();
     let ip =
         Frontend { address: Address::Ip(address), protocol: probe.protocol, port: probe.destination.port() };
     let node_port = Frontend { address: Address::NodePort(model::Family::of(address)), ..ip };
-    plan.decision(&ip)
-        .or_else(|| plan.decision(&node_port))
-        .is_some_and(|decision| decision.affinity.is_some())
+    plan.decision(&ip).or_else(|| plan.decision(&node_port))
 }
 
 impl Target {

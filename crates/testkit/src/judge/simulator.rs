@@ -12,14 +12,14 @@ use dataplane::{
     iptables::{self, Scene},
     nftables::{
         self,
-        sim::{Fate, Learned},
+        sim::{Choice, Fate, Learned},
     },
 };
 use lab::address::name_of;
 use model::{Changes, Family, Origin, Packet, PerFamily, Plan};
 
 use super::{Host, Judge, promised};
-use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen};
+use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick};
 
 /// Renders the plan from scratch after each change. That the kernel's table, which is changed step by step, comes
 /// to the same is for the third judge.
@@ -43,6 +43,7 @@ enum Program {
 struct Ending {
     probability: f64,
     fate: Fate,
+    choice: Choice,
     learned: Option<Lesson>,
 }
 
@@ -78,6 +79,7 @@ impl Program {
                 .map(|ending| Ending {
                     probability: ending.probability,
                     fate: ending.fate,
+                    choice: ending.choice,
                     learned: ending.learned.into_iter().next().map(Lesson::Nftables),
                 })
                 .collect(),
@@ -86,6 +88,7 @@ impl Program {
                 .map(|ending| Ending {
                     probability: ending.probability,
                     fate: ending.fate,
+                    choice: Choice::Random,
                     learned: Some(ending.remembered).filter(|lists| !lists.is_empty()).map(Lesson::Iptables),
                 })
                 .collect(),
@@ -133,8 +136,8 @@ impl Judge for Simulator {
             let Expect::Forward { stick, .. } = &probe.expect else { continue };
             let learned = endings.iter().find_map(|ending| Some((ending, ending.learned.as_ref()?)));
             match (stick, learned) {
-                (None, None) => {}
-                (None, Some(_)) => return Err("remembers the client".to_owned()),
+                (None | Some(Stick::Hashed), None) => {}
+                (None | Some(Stick::Hashed), Some(_)) => return Err("remembers the client".to_owned()),
                 (Some(_), None) => return Err("does not remember the client".to_owned()),
                 (Some(_), Some((met, learned))) => {
                     let mut wiser = program.clone();
@@ -154,7 +157,7 @@ impl Judge for Simulator {
     }
 }
 
-/// Shares of endpoints may differ from equal ones by this fraction; why they do is said in docs/why.md.
+/// Shares of endpoints may differ from what they should be by this fraction; why they do is said in docs/why.md.
 const TOLERANCE: f64 = 0.01;
 
 fn compare(probe: &Probe, host: &Host, packet: &Packet, endings: &[Ending]) -> Result<(), String> {
@@ -172,9 +175,17 @@ fn compare(probe: &Probe, host: &Host, packet: &Packet, endings: &[Ending]) -> R
         Expect::Reject => all(Fate::Rejected),
         Expect::Drop => all(Fate::Dropped),
         Expect::Pass => all(untouched),
-        Expect::Forward { to, count, source, .. } => {
+        Expect::Forward { to, count, source, stick, turns } => {
+            let choice = match stick {
+                _ if *turns => Choice::Turn,
+                Some(Stick::Hashed) => Choice::Hash,
+                _ => Choice::Random,
+            };
             let mut shares: BTreeMap<(IpAddr, u16), f64> = BTreeMap::new();
             for ending in endings {
+                if ending.choice != choice {
+                    return Err(format!("chooses by {:?}", ending.choice));
+                }
                 let Fate::Delivered { destination, port, translated: true, masqueraded } = ending.fate else {
                     return Err(format!("says {:?}", ending.fate));
                 };
@@ -196,8 +207,14 @@ fn compare(probe: &Probe, host: &Host, packet: &Packet, endings: &[Ending]) -> R
             };
             let all_met = to.iter().all(met);
             let wanted = count.unwrap_or(to.len());
-            let is_fair = |share: &f64| (share * wanted as f64 - 1.0).abs() <= TOLERANCE;
-            if !all_met || shares.len() != wanted || !shares.values().all(is_fair) {
+            let total: u32 = to.iter().map(|target| target.share).sum();
+            let total = if wanted == to.len() { total } else { wanted as u32 };
+            let is_fair = |((address, port), met): (&(IpAddr, u16), &f64)| {
+                let name = name_of(*address).unwrap_or_default();
+                let share = to.iter().find(|target| target.is(&name, *port)).map_or(1, |target| target.share);
+                (met * f64::from(total) / f64::from(share) - 1.0).abs() <= TOLERANCE
+            };
+            if !all_met || shares.len() != wanted || !shares.iter().all(is_fair) {
                 return Err(format!("says {shares:?}"));
             }
             Ok(())

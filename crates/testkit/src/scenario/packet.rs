@@ -46,6 +46,8 @@ pub enum Expect {
         count: Option<usize>,
         source: SourceSeen,
         stick: Option<Stick>,
+        /// They are taken one after the other, so that each gets exactly its share.
+        turns: bool,
     },
     Reject,
     Drop,
@@ -58,6 +60,8 @@ pub enum Expect {
 pub struct Target {
     pub name: String,
     pub port: Option<u16>,
+    /// How much it gets, beside the others.
+    pub share: u32,
 }
 
 /// Which source address the endpoint sees.
@@ -71,7 +75,7 @@ pub enum SourceSeen {
     Hairpin,
 }
 
-/// What session affinity must show.
+/// What session affinity, or a hash of the client, must show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stick {
     /// Each source meets one endpoint, however often it comes.
@@ -80,6 +84,8 @@ pub enum Stick {
     Same,
     /// As sticky, but at least one source meets another endpoint than in that line.
     Moved,
+    /// As sticky, but nothing is remembered.
+    Hashed,
 }
 
 impl Line {
@@ -135,6 +141,7 @@ struct Outcome {
     stick: Option<Stick>,
     count: Option<usize>,
     flow: Option<String>,
+    turns: bool,
 }
 
 impl Outcome {
@@ -161,13 +168,15 @@ impl Outcome {
             "sticky" => self.stick = Some(Stick::Sticky),
             "same" => self.stick = Some(Stick::Same),
             "moved" => self.stick = Some(Stick::Moved),
+            "hashed" => self.stick = Some(Stick::Hashed),
+            "turns" => self.turns = true,
             _ => return Err(format!("no such option as {word}")),
         }
         Ok(())
     }
 
     fn expect(&mut self) -> Result<Expect, String> {
-        let bare = self.source.is_none() && self.stick.is_none() && self.count.is_none();
+        let bare = self.source.is_none() && self.stick.is_none() && self.count.is_none() && !self.turns;
         match self.verdict.as_str() {
             "reject" | "drop" | "pass" if !bare => Err("only endpoints have options".to_owned()),
             "reject" => Ok(Expect::Reject),
@@ -178,6 +187,7 @@ impl Outcome {
                 count: self.count,
                 source: self.source.ok_or("endpoints need one of masq, nomasq, hairpin")?,
                 stick: self.stick,
+                turns: self.turns,
             }),
         }
     }
@@ -196,12 +206,17 @@ impl Target {
         }
     }
 
+    /// `a1`, `a1:8080`, `a1=3`.
     fn parse(text: &str) -> Result<Target, String> {
+        let (text, share) = match text.split_once('=') {
+            None => (text, 1),
+            Some((text, share)) => (text, share.parse().map_err(|_| format!("not a share: {share}"))?),
+        };
         let (name, port) = match text.split_once(':') {
             None => (text, None),
             Some((name, port)) => (name, Some(port.parse().map_err(|_| format!("not a port: {port}"))?)),
         };
         address_of(name).ok_or_else(|| format!("nobody is called {name}"))?;
-        Ok(Target { name: name.to_owned(), port })
+        Ok(Target { name: name.to_owned(), port, share })
     }
 }

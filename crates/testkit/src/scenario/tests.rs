@@ -38,7 +38,7 @@ fn steps_in_order() {
     assert_eq!(probe.destination, "10.96.0.10:80".parse().unwrap());
     assert_eq!(probe.sources, ["10.244.1.1".parse::<IpAddr>().unwrap()]);
     let Expect::Forward { to, source, .. } = &probe.expect else { panic!("{:?}", probe.expect) };
-    assert_eq!(to[1], Target { name: "b1".to_owned(), port: Some(8080) });
+    assert_eq!(to[1], Target { name: "b1".to_owned(), port: Some(8080), share: 1 });
     assert_eq!(*source, SourceSeen::Original);
     assert!(matches!(script.steps[2].action, Action::Wait(wait) if wait == Duration::from_millis(1500)));
     let Action::Delete(removals) = &script.steps[3].action else { panic!("{:?}", script.steps[3]) };
@@ -68,6 +68,8 @@ fn complaints_say_where() {
         (3, "x\n-- packets --\nz1 tcp 10.96.0.10:80 -> drop\n"),
         (3, "x\n-- packets --\na1 icmp 10.96.0.10:80 -> drop\n"),
         (3, "x\n-- packets --\na1 tcp 10.96.0.10:80 -> drop masq\n"),
+        (3, "x\n-- packets --\na1 tcp 10.96.0.10:80 -> a1=much masq\n"),
+        (3, "x\n-- packets --\na1 tcp 10.96.0.10:80 -> drop turns\n"),
         (3, "x\n-- packets --\na1@::1 tcp 10.96.0.10:80 -> drop\n"),
         (4, "x\n-- packets --\n\na1 tcp 10.96.0.10:80 => drop\n"),
         (3, "x\n-- config --\ncolour: green\n"),

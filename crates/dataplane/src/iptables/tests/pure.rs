@@ -159,7 +159,12 @@ fn assert_agreement(plan: &Plan, program: &Program) {
         }
         let endings: Vec<Ending> = sim::simulate(program, &packet, &is_local, &BTreeSet::new())
             .into_iter()
-            .map(|ending| Ending { probability: ending.probability, fate: ending.fate, learned: Vec::new() })
+            .map(|ending| Ending {
+                probability: ending.probability,
+                fate: ending.fate,
+                choice: crate::nftables::sim::Choice::Random,
+                learned: Vec::new(),
+            })
             .collect();
         let total: f64 = endings.iter().map(|ending| ending.probability).sum();
         assert!((total - 1.0).abs() < 1e-9, "all ways together are {total}");

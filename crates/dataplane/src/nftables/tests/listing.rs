@@ -8,7 +8,7 @@ use model::{Family, NodePortScope, PlanBuilder};
 
 use super::{
     kernel::in_namespace,
-    make::{drafts, sample, sampler},
+    make::{drafts, sample, sampler, wishes},
 };
 use crate::{
     Dataplane, Scope,
@@ -56,18 +56,19 @@ fn normal(text: &str) -> Vec<String> {
 
 #[test]
 fn nft_prints_our_tables_as_we_do() {
-    in_namespace("nft_prints_our_tables_as_we_do", || {
-        let plan = sampler().plan();
-        let mut nftables = super::kernel::open();
-        nftables.apply(&plan, Scope::All).unwrap();
-        let dump = nftables.dump().unwrap();
-        for family in Family::BOTH {
-            let rendered = render::program(&plan, family, 0x4000, false).to_string();
-            assert!(normal(&dump).len() > 30);
-            let Some(listed) = nft_list(family) else { return };
-            assert_eq!(normal(&listed), normal(&rendered), "{listed}");
-        }
-    });
+    for plan in [sampler().plan(), wishes().plan()] {
+        in_namespace("nft_prints_our_tables_as_we_do", || {
+            let mut nftables = super::kernel::open();
+            nftables.apply(&plan, Scope::All).unwrap();
+            let dump = nftables.dump().unwrap();
+            for family in Family::BOTH {
+                let rendered = render::program(&plan, family, 0x4000, false).to_string();
+                assert!(normal(&dump).len() > 30);
+                let Some(listed) = nft_list(family) else { return };
+                assert_eq!(normal(&listed), normal(&rendered), "{listed}");
+            }
+        });
+    }
 }
 
 #[test]
@@ -113,11 +114,15 @@ fn nft_prints_any_table() {
     }
 }
 
-/// The table of the sampler, for people to read. `UPDATE=1` rewrites it.
+/// The tables of the sampler and of wishes, for people to read. `UPDATE=1` rewrites them.
 #[test]
 fn the_golden_table() {
-    let plan = sampler().plan();
-    for (family, name) in [(Family::V4, "sampler.ip.nft"), (Family::V6, "sampler.ip6.nft")] {
+    for (family, name, plan) in [
+        (Family::V4, "sampler.ip.nft", sampler().plan()),
+        (Family::V6, "sampler.ip6.nft", sampler().plan()),
+        (Family::V4, "wishes.ip.nft", wishes().plan()),
+        (Family::V6, "wishes.ip6.nft", wishes().plan()),
+    ] {
         let rendered = render::program(&plan, family, 0x4000, false).to_string();
         let path = format!("{}/src/nftables/tests/{name}", env!("CARGO_MANIFEST_DIR"));
         if std::env::var_os("UPDATE").is_some() {

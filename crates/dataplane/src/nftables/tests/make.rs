@@ -183,6 +183,36 @@ pub(super) fn sampler() -> Draft {
     Draft { frontends, node_wide: PerFamily::from_fn(node_wide) }
 }
 
+/// Of each way to choose an endpoint one, in both families.
+pub(super) fn wishes() -> Draft {
+    let mut frontends = BTreeMap::new();
+    for family in Family::BOTH {
+        let plain = forward(pool(family, [1, 101, 102]), Masquerade::OffPods);
+        let mut weighted = pool(family, [1, 101]).backends.clone();
+        weighted[0].weight = 3;
+        let weighted = forward(Arc::new(Pool { backends: weighted }), Masquerade::OffPods);
+        let local = forward(pool(family, [1]), Masquerade::Never);
+        let with = |scheduler, flags, decision| {
+            let tuning = Tuning { algorithm: Algorithm { scheduler: Some(scheduler), flags } };
+            Decision { tuning: Some(Arc::new(tuning)), ..decision }
+        };
+        let none = SchedulerFlags::NONE;
+        let cluster_ip = |last: u8| at(ip(family, &format!("10.96.0.{last}")), Protocol::Tcp, 80);
+        let split = Decision { role: Role::NodePort, ..decision(weighted.clone(), local) };
+        frontends.extend([
+            (cluster_ip(1), same(weighted.clone())),
+            (cluster_ip(2), with(Scheduler::RoundRobin, none, same(weighted.clone()))),
+            (cluster_ip(3), with(Scheduler::SourceHash, none, same(plain.clone()))),
+            (cluster_ip(4), with(Scheduler::Maglev, SchedulerFlags::PORT, same(plain))),
+            (
+                node_port(family, Protocol::Tcp, 30_080),
+                sticky(60, with(Scheduler::WeightedRoundRobin, none, split)),
+            ),
+        ]);
+    }
+    Draft { frontends, ..sampler() }
+}
+
 /// Any plan, of many small collisions.
 pub(super) fn drafts() -> impl Strategy<Value = Draft> {
     let per_family = |family| {

@@ -15,3 +15,4 @@ mod listing;
 pub(crate) mod make;
 mod pure;
 mod repair;
+mod wishes;
