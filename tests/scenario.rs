@@ -17,6 +17,7 @@ fn judges() -> Vec<Box<dyn Judge>> {
         Box::new(Oracle::default()),
         Box::new(Simulator::new(Mode::Nftables)),
         Box::new(Simulator::new(Mode::Iptables)),
+        Box::new(Simulator::new(Mode::Ipvs)),
     ]
 }
 

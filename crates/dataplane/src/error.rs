@@ -27,6 +27,9 @@ pub enum Error {
         /// The tool's reason, and what to do about it.
         source: Failure,
     },
+    /// Something on this node is not as it must be, in one sentence.
+    #[error("{0}")]
+    Setting(String),
     /// Several things failed, one after the other; the rest was done.
     #[error("{}", Joined(.0))]
     Several(Vec<Error>),

@@ -9,6 +9,7 @@
 //!
 //! - [`nftables`]: maps of ports in tables of our own; the default
 //! - [`iptables`]: kube-proxy's chains, written by the iptables tools
+//! - [`ipvs`]: virtual servers of the kernel, IP sets, and constant rules beside them
 //! - [`xtables`]: the iptables tools, run within bounds
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
@@ -22,6 +23,7 @@
 pub mod conntrack;
 pub mod error;
 pub mod iptables;
+pub mod ipvs;
 pub mod leftovers;
 mod loopback;
 pub mod names;
@@ -180,6 +182,7 @@ impl Applied {
 pub enum Mode {
     Nftables,
     Iptables,
+    Ipvs,
     /// None: nothing is programmed.
     None,
 }
@@ -196,6 +199,8 @@ pub struct Config {
     pub counted_endpoints: usize,
     /// Which iptables to use; found out if `None`.
     pub xtables: Option<xtables::Variant>,
+    /// For the ipvs mode.
+    pub ipvs: ipvs::Settings,
 }
 
 impl Default for Config {
@@ -205,6 +210,7 @@ impl Default for Config {
             families: PerFamily { v4: true, v6: true },
             counted_endpoints: 0,
             xtables: None,
+            ipvs: ipvs::Settings::default(),
         }
     }
 }
@@ -215,6 +221,7 @@ pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupport
     Ok(match mode {
         Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
         Mode::Iptables => Box::new(iptables::Iptables::open(config)?),
+        Mode::Ipvs => Box::new(ipvs::Ipvs::open(config)?),
         Mode::None => Box::new(none::None),
     })
 }

@@ -204,12 +204,22 @@ pub mod xt {
         "KUBE-NODEPORT-HOST",
         "KUBE-NODEPORT-NON-LOCAL",
     ];
-    /// Chains of kube-proxy's ipvs mode.
-    pub const IPVS: [&str; 5] = [
-        "KUBE-LOAD-BALANCER",
-        "KUBE-NODE-PORT",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    ];
+    /// In nat, ipvs mode: load balancers, of which some keep the client's address.
+    pub const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
+    /// In nat, ipvs mode: node ports, the same. In filter: health-check node ports, let in.
+    pub const NODE_PORT: &str = "KUBE-NODE-PORT";
+    /// In filter and mangle, ipvs mode: who may connect to load balancers with source ranges.
+    pub const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
+    /// In filter, ipvs mode: what service addresses do not serve is refused, not shown the node's own sockets.
+    pub const IPVS_FILTER: &str = "KUBE-IPVS-FILTER";
+    /// In filter, ipvs mode: free addresses of the service network.
+    pub const IPVS_OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
+    /// In mangle, ipvs mode, ours alone: traffic from inside that goes another way than traffic from outside.
+    pub const INSIDE: &str = "KUBE-INSIDE";
+    /// Chains of the ipvs mode, kube-proxy's or ours.
+    pub const IPVS: [&str; 6] =
+        [LOAD_BALANCER, NODE_PORT, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER, INSIDE];
 }
+
+/// The link that has all service addresses in ipvs mode; kube-proxy's name.
+pub const IPVS_LINK: &str = "kube-ipvs0";

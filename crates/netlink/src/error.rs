@@ -70,7 +70,7 @@ impl Error {
 
     /// The object does not exist. (For a rule it can also mean: the kernel lacks the expression's module.)
     pub fn is_not_found(&self) -> bool {
-        matches!(self.errno(), Some(Errno::NOENT | Errno::NODEV | Errno::SRCH))
+        matches!(self.errno(), Some(Errno::NOENT | Errno::NODEV | Errno::SRCH | Errno::ADDRNOTAVAIL))
     }
 
     /// The object exists already, where it must not, or as something else.

@@ -106,7 +106,9 @@ fn is_stale(rule: &FlowRule, flow: &Flow) -> bool {
     if rule.serving.iter().any(goes_to) {
         return false;
     }
-    if flow.status & ct_status::DST_NAT == 0 {
+    // IPVS changes only where answers come from, and does not say that it translates.
+    let is_served = flow.reply.src != flow.original.dst;
+    if flow.status & ct_status::DST_NAT == 0 && !is_served {
         return rule.untranslated;
     }
     rule.gone.as_ref().is_none_or(|gone| gone.iter().any(goes_to))

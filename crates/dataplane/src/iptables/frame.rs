@@ -96,10 +96,10 @@ impl Top {
 
 /// A rule in a chain that is not ours alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Foothold {
-    pub(super) table: Table,
-    pub(super) chain: &'static str,
-    pub(super) rule: Rule,
+pub(crate) struct Foothold {
+    pub(crate) table: Table,
+    pub(crate) chain: &'static str,
+    pub(crate) rule: Rule,
 }
 
 const PORTALS: &str = "kubernetes service portals";
@@ -180,7 +180,7 @@ fn martians() -> Rule {
     ])
 }
 
-pub(super) fn loopback_net(family: Family) -> IpNet {
+pub(crate) fn loopback_net(family: Family) -> IpNet {
     match family {
         Family::V4 => {
             IpNet::new(Ipv4Addr::new(127, 0, 0, 0).into(), 8).expect("8 is a prefix length of IPv4")

@@ -10,10 +10,10 @@
 //! others do and nobody tells. The tools are in [`crate::xtables`].
 
 mod audit;
-mod frame;
+pub(crate) mod frame;
 mod holdings;
 pub mod name;
-mod parse;
+pub(crate) mod parse;
 mod probe;
 pub mod program;
 mod readback;

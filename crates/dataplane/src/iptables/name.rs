@@ -29,7 +29,7 @@ impl Name {
     }
 
     /// One of our own.
-    pub(super) fn known(text: &str) -> Name {
+    pub(crate) fn known(text: &str) -> Name {
         Name::new(text).expect("our own names are short and plain")
     }
 

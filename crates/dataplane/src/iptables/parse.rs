@@ -12,12 +12,12 @@ use model::{Family, Protocol};
 
 use super::{
     name::Name,
-    rule::{Is, Match, Rule, State, Target, mask, unreachable},
+    rule::{Is, Match, Rule, Sides, State, Target, mask, unreachable},
 };
 use crate::{names::xt, xtables::words::words};
 
 /// The rule that follows the name of the chain, as a tool of this family prints it.
-pub(super) fn rule(text: &str, family: Family) -> Option<Rule> {
+pub(crate) fn rule(text: &str, family: Family) -> Option<Rule> {
     let words = words(text);
     let mut parser = Parser { words: words.iter().peekable(), family, rule: Rule::default() };
     while let Some(word) = parser.words.next() {
@@ -128,6 +128,12 @@ impl<'a> Parser<'a> {
                 let (value, mask) = pair(self.word()?)?;
                 (value == mask).then_some(Match::Marked(Is { value, is }))?
             }
+            "set" => {
+                let is = !self.skip("!");
+                self.expect("--match-set")?;
+                let set = self.word()?.into();
+                Match::InSet(Is { value: set, is }, Sides::parse(self.word()?)?)
+            }
             _ => return None,
         }))
     }
@@ -175,6 +181,13 @@ impl<'a> Parser<'a> {
             "MASQUERADE" => {
                 self.expect("--random-fully")?;
                 Target::Masquerade
+            }
+            "SET" => {
+                self.expect("--map-set")?;
+                let set = self.word()?.into();
+                self.expect("dst,dst")?;
+                self.expect("--map-mark")?;
+                Target::MapMark(set)
             }
             "DNAT" => {
                 self.expect("--to-destination")?;

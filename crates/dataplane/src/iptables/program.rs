@@ -8,7 +8,7 @@ use model::Family;
 
 use super::{name::Name, rule::Rule};
 use crate::xtables::Table;
-pub(super) use crate::xtables::words::is_built_in;
+pub(crate) use crate::xtables::words::is_built_in;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,12 +18,12 @@ pub struct Program {
 }
 
 impl Program {
-    pub(super) fn new(family: Family) -> Program {
+    pub(crate) fn new(family: Family) -> Program {
         Program { family, tables: BTreeMap::new() }
     }
 
     /// The rules of a chain, which is made if need be.
-    pub(super) fn chain(&mut self, table: Table, name: Name) -> &mut Vec<Rule> {
+    pub(crate) fn chain(&mut self, table: Table, name: Name) -> &mut Vec<Rule> {
         self.tables.entry(table).or_default().entry(name).or_default()
     }
 }

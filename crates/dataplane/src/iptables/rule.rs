@@ -56,6 +56,40 @@ pub enum Match {
     Counted(&'static str),
     /// The mark has this bit.
     Marked(Is<u32>),
+    /// These parts of the packet are in this set.
+    InSet(Is<Box<str>>, Sides),
+}
+
+/// Which parts of a packet are looked up in a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    Source,
+    /// The address, or for sets of ports the port.
+    Destination,
+    /// Address and port of the destination.
+    Place,
+    /// The same, and the source address.
+    PlaceAndSource,
+}
+
+impl Sides {
+    const ALL: [(Sides, &'static str); 4] = [
+        (Sides::Source, "src"),
+        (Sides::Destination, "dst"),
+        (Sides::Place, "dst,dst"),
+        (Sides::PlaceAndSource, "dst,dst,src"),
+    ];
+
+    pub(crate) fn parse(word: &str) -> Option<Sides> {
+        Sides::ALL.iter().find(|(_, text)| *text == word).map(|(sides, _)| *sides)
+    }
+}
+
+impl fmt::Display for Sides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (_, text) = Sides::ALL.iter().find(|(sides, _)| sides == self).expect("all are listed");
+        f.write_str(text)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,33 +116,35 @@ pub enum Target {
     Unmark(u32),
     Masquerade,
     Dnat(SocketAddr),
+    /// Give the packet the mark that this set has for its destination, if it has one.
+    MapMark(Box<str>),
 }
 
 impl Rule {
-    pub(super) fn to(target: Target) -> Rule {
+    pub(crate) fn to(target: Target) -> Rule {
         Rule { target: Some(target), ..Rule::default() }
     }
 
-    pub(super) fn jump(chain: Name) -> Rule {
+    pub(crate) fn jump(chain: Name) -> Rule {
         Rule::to(Target::Jump(chain))
     }
 
-    pub(super) fn with(mut self, matches: impl IntoIterator<Item = Match>) -> Rule {
+    pub(crate) fn with(mut self, matches: impl IntoIterator<Item = Match>) -> Rule {
         self.matches.extend(matches);
         self
     }
 
-    pub(super) fn from(mut self, net: IpNet, is: bool) -> Rule {
+    pub(crate) fn from(mut self, net: IpNet, is: bool) -> Rule {
         self.source = Some(Is { value: net, is });
         self
     }
 
-    pub(super) fn toward(mut self, net: IpNet, is: bool) -> Rule {
+    pub(crate) fn toward(mut self, net: IpNet, is: bool) -> Rule {
         self.destination = Some(Is { value: net, is });
         self
     }
 
-    pub(super) fn over(mut self, protocol: Protocol) -> Rule {
+    pub(crate) fn over(mut self, protocol: Protocol) -> Rule {
         self.protocol = Some(protocol);
         self
     }
@@ -119,7 +155,7 @@ const LONGEST_COMMENT: usize = 255;
 
 impl Match {
     /// A comment. What could end it, and what could end the line, is replaced: names come from outside.
-    pub(super) fn comment(text: impl fmt::Display) -> Match {
+    pub(crate) fn comment(text: impl fmt::Display) -> Match {
         let mut clean = String::new();
         let _ = write!(clean, "{text}");
         clean = clean.chars().map(|c| if is_plain(c) { c } else { '?' }).collect();
@@ -128,12 +164,12 @@ impl Match {
     }
 
     /// One of `count`.
-    pub(super) fn one_of(count: usize) -> Match {
+    pub(crate) fn one_of(count: usize) -> Match {
         let share = f64::from(1_u32 << 31) / count.max(1) as f64;
         Match::Chance(share.round() as u32)
     }
 
-    pub(super) fn state(state: State, is: bool) -> Match {
+    pub(crate) fn state(state: State, is: bool) -> Match {
         Match::State(Is { value: state, is })
     }
 }
@@ -235,20 +271,21 @@ impl fmt::Display for Printed<'_> {
             }
             Match::State(state) => write!(f, "-m conntrack {}--ctstate {}", Not(state.is), state.value),
             Match::Counted(name) => write!(f, "-m nfacct --nfacct-name {name}"),
+            Match::InSet(set, sides) => write!(f, "-m set {}--match-set {} {sides}", Not(set.is), set.value),
             Match::Marked(Is { value, is }) => write!(f, "-m mark {}--mark {value:#x}/{value:#x}", Not(*is)),
         }
     }
 }
 
 /// Whole addresses are remembered.
-pub(super) fn mask(family: Family) -> &'static str {
+pub(crate) fn mask(family: Family) -> &'static str {
     match family {
         Family::V4 => "255.255.255.255",
         Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
     }
 }
 
-pub(super) fn unreachable(family: Family) -> &'static str {
+pub(crate) fn unreachable(family: Family) -> &'static str {
     match family {
         Family::V4 => "icmp-port-unreachable",
         Family::V6 => "icmp6-port-unreachable",
@@ -280,6 +317,7 @@ impl fmt::Display for Target {
             Target::Unmark(bit) => write!(f, "MARK --set-xmark {bit:#x}/0x0"),
             Target::Masquerade => f.write_str("MASQUERADE --random-fully"),
             Target::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
+            Target::MapMark(set) => write!(f, "SET --map-set {set} dst,dst --map-mark"),
         }
     }
 }

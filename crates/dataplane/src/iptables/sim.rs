@@ -12,7 +12,7 @@ use model::{Origin, Packet, Protocol};
 use super::{
     name::Name,
     program::Program,
-    rule::{Match, Rule, State as Tracked, Target},
+    rule::{Match, Rule, Sides, State as Tracked, Target},
 };
 pub use crate::nftables::sim::Fate;
 use crate::xtables::Table;
@@ -34,7 +34,7 @@ pub fn simulate(
     is_local: &dyn Fn(IpAddr) -> bool,
     memory: &BTreeSet<Name>,
 ) -> Vec<Ending> {
-    let mut walk = Walk { program, is_local, memory, endings: Vec::new() };
+    let mut walk = Walk { program, is_local, memory, sets: &|_, _, _| None, endings: Vec::new() };
     let arrives = match &packet.origin {
         Origin::Node => None,
         Origin::Interface(name) => Some(name.clone()),
@@ -64,22 +64,22 @@ pub fn simulate(
 }
 
 /// A packet on its way.
-#[derive(Clone)]
-struct Traveller {
-    probability: f64,
-    arrives: Option<Arc<str>>,
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: Protocol,
-    port: u16,
-    mark: u32,
-    translated: bool,
-    masqueraded: bool,
+#[derive(Clone, Debug)]
+pub(crate) struct Traveller {
+    pub(crate) probability: f64,
+    pub(crate) arrives: Option<Arc<str>>,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+    pub(crate) mark: u32,
+    pub(crate) translated: bool,
+    pub(crate) masqueraded: bool,
     remembered: BTreeSet<Name>,
 }
 
 impl Traveller {
-    fn new(packet: &Packet, arrives: Option<Arc<str>>) -> Traveller {
+    pub(crate) fn new(packet: &Packet, arrives: Option<Arc<str>>) -> Traveller {
         Traveller {
             probability: 1.0,
             arrives,
@@ -94,7 +94,7 @@ impl Traveller {
         }
     }
 
-    fn delivered(self) -> Ending {
+    pub(crate) fn delivered(self) -> Ending {
         let fate = Fate::Delivered {
             destination: self.destination,
             port: self.port,
@@ -104,7 +104,7 @@ impl Traveller {
         self.ended(fate)
     }
 
-    fn ended(self, fate: Fate) -> Ending {
+    pub(crate) fn ended(self, fate: Fate) -> Ending {
         Ending { probability: self.probability, fate, remembered: self.remembered }
     }
 }
@@ -120,16 +120,20 @@ enum Exit {
 /// The kernel refuses deeper nesting.
 const DEEPEST: usize = 16;
 
-struct Walk<'a> {
-    program: &'a Program,
-    is_local: &'a dyn Fn(IpAddr) -> bool,
-    memory: &'a BTreeSet<Name>,
-    endings: Vec<Ending>,
+/// Looks parts of a packet up in a set; the mark of what is found, or 0.
+pub(crate) type Lookup<'a> = &'a dyn Fn(&str, Sides, &Traveller) -> Option<u32>;
+
+pub(crate) struct Walk<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) is_local: &'a dyn Fn(IpAddr) -> bool,
+    pub(crate) memory: &'a BTreeSet<Name>,
+    pub(crate) sets: Lookup<'a>,
+    pub(crate) endings: Vec<Ending>,
 }
 
 impl Walk<'_> {
     /// Lets a built-in chain work on packets, and returns those that go on.
-    fn base(&mut self, table: Table, chain: &str, travellers: Vec<Traveller>) -> Vec<Traveller> {
+    pub(crate) fn base(&mut self, table: Table, chain: &str, travellers: Vec<Traveller>) -> Vec<Traveller> {
         let through = travellers.into_iter().flat_map(|traveller| self.chain(table, chain, traveller, 0));
         through.map(|(traveller, _)| traveller).collect()
     }
@@ -198,6 +202,9 @@ impl Walk<'_> {
                     true
                 }
                 Match::State(state) => matched(state.is, is_tracked_as(state.value, &hit)),
+                Match::InSet(set, sides) => {
+                    matched(set.is, (self.sets)(&set.value, *sides, &hit).is_some())
+                }
                 Match::Marked(mark) => matched(mark.is, hit.mark & mark.value != 0),
             };
             if !holds {
@@ -241,6 +248,10 @@ impl Walk<'_> {
             }
             Some(Target::Unmark(bit)) => {
                 hit.mark ^= bit;
+                None
+            }
+            Some(Target::MapMark(set)) => {
+                hit.mark = (self.sets)(set, Sides::Place, &hit).unwrap_or(hit.mark);
                 None
             }
             Some(Target::Masquerade) => {

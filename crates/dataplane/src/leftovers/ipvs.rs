@@ -160,7 +160,8 @@ struct Ownership {
 }
 
 impl Ownership {
-    fn is_theirs(&self, ServiceKey { address, port, .. }: &ServiceKey) -> bool {
+    fn is_theirs(&self, key: &ServiceKey) -> bool {
+        let ServiceKey::At { address, port, .. } = key else { return false };
         let is_node_port = self.node_ips.contains(address) && self.node_ports.contains(port);
         self.service_ips.contains(address) || is_node_port
     }
@@ -197,7 +198,7 @@ mod tests {
         };
         let is_theirs = |at: &str| {
             let at: SocketAddr = at.parse().expect("an address and a port");
-            scope.is_theirs(&ServiceKey { protocol: 6, address: at.ip(), port: at.port() })
+            scope.is_theirs(&ServiceKey::At { protocol: 6, address: at.ip(), port: at.port() })
         };
         assert!(is_theirs("10.96.0.1:443") && is_theirs("[fd00::1]:53") && is_theirs("192.0.2.1:30080"));
         assert!(!is_theirs("192.0.2.1:80") && !is_theirs("198.51.100.1:30080"));

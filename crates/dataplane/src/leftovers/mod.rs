@@ -100,6 +100,19 @@ pub fn withdraw(when: When) -> Report {
     report
 }
 
+/// Removes what the ipvs mode has, and what only it has of chains.
+pub(crate) fn remove_ipvs(tables: &mut dyn crate::xtables::Tables) -> Report {
+    let mut report = Report::default();
+    for (family, table) in Family::BOTH.into_iter().flat_map(|f| crate::xtables::Table::ALL.map(|t| (f, t))) {
+        let is_doomed = |name: &str| crate::ipvs::frame::is_own(name);
+        if let Err(failure) = remove_from(tables, family, table, &is_doomed, &mut report) {
+            report.failed.push(format!("chains in {table} of {family}: {failure}"));
+        }
+    }
+    ipvs::remove(Busy::Goes, &mut report);
+    report
+}
+
 fn remove_own(nft: &mut Nft, report: &mut Report) {
     for family in Family::BOTH {
         nft::remove_table(nft, family, names::TABLE, report);
@@ -117,6 +130,9 @@ pub fn remove(own: Option<Mode>) -> Report {
     let is_doomed = |name: &str| match own {
         // Those of the mode are its own, whoever wrote them: it takes them over in place.
         Some(Mode::Iptables) => chains::is_old(name) || chains::is_ipvs(name),
+        Some(Mode::Ipvs) => {
+            chains::is_old(name) || (chains::is_current(name) && !crate::ipvs::frame::is_own(name))
+        }
         Some(Mode::Nftables | Mode::None) | None => {
             chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
         }
@@ -132,7 +148,9 @@ pub fn remove(own: Option<Mode>) -> Report {
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),
     }
     legacy::remove_chains(&is_doomed, &mut report);
-    ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
+    if own != Some(Mode::Ipvs) {
+        ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
+    }
     report
 }
 

@@ -274,7 +274,7 @@ fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
             ("198.51.100.1", 30_080),
         ];
         let changes = servers.map(|(address, port)| {
-            let key = ServiceKey { protocol: 6, address: ip(address), port };
+            let key = ServiceKey::At { protocol: 6, address: ip(address), port };
             Change::AddService(Service { key, scheduler: "rr".to_owned(), flags: 0, timeout: 0 })
         });
         assert!(ipvs.apply(&changes).expect("IPVS answers").is_empty(), "all are taken");

@@ -24,8 +24,12 @@ const ELEMENTS_PER_MESSAGE: usize = 500;
 /// What a set holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetKind {
+    /// `hash:ip`: addresses.
+    HashIp,
     /// `hash:ip,port`: address, protocol and port.
     HashIpPort,
+    /// The same, each with a mark that rules can give to packets (`--map-set`).
+    HashIpPortMark,
     /// `hash:ip,port,ip`: the same, and a second address.
     HashIpPortIp,
     /// `hash:ip,port,net`: the same, and a range of addresses.
@@ -38,7 +42,8 @@ impl SetKind {
     /// The kernel's name for it.
     pub const fn name(self) -> &'static str {
         match self {
-            SetKind::HashIpPort => "hash:ip,port",
+            SetKind::HashIp => "hash:ip",
+            SetKind::HashIpPort | SetKind::HashIpPortMark => "hash:ip,port",
             SetKind::HashIpPortIp => "hash:ip,port,ip",
             SetKind::HashIpPortNet => "hash:ip,port,net",
             SetKind::BitmapPort => "bitmap:port",
@@ -46,9 +51,15 @@ impl SetKind {
     }
 
     fn from_name(name: &str) -> Option<SetKind> {
-        [SetKind::HashIpPort, SetKind::HashIpPortIp, SetKind::HashIpPortNet, SetKind::BitmapPort]
-            .into_iter()
-            .find(|kind| kind.name() == name)
+        [
+            SetKind::HashIp,
+            SetKind::HashIpPort,
+            SetKind::HashIpPortIp,
+            SetKind::HashIpPortNet,
+            SetKind::BitmapPort,
+        ]
+        .into_iter()
+        .find(|kind| kind.name() == name)
     }
 }
 
@@ -70,6 +81,8 @@ pub struct Spec {
 pub enum Element {
     /// Of [`SetKind::BitmapPort`].
     Port(u16),
+    /// Of [`SetKind::HashIp`].
+    Ip(IpAddr),
     /// Of [`SetKind::HashIpPort`].
     Address {
         /// The address.
@@ -78,6 +91,18 @@ pub enum Element {
         protocol: u8,
         /// The port.
         port: u16,
+    },
+    /// Of [`SetKind::HashIpPortMark`]. To add it again with another mark changes the mark; to remove it, the mark does
+    /// not count.
+    Marked {
+        /// The address.
+        address: IpAddr,
+        /// The number of the transport protocol.
+        protocol: u8,
+        /// The port.
+        port: u16,
+        /// What packets get as their mark, all of it.
+        mark: u32,
     },
     /// Of [`SetKind::HashIpPortIp`] and [`SetKind::HashIpPortNet`].
     Pair {

@@ -36,6 +36,17 @@ fn samples() -> Vec<(Spec, Vec<Element>)> {
             vec![pair("10.96.0.1", "192.0.2.0", 24), pair("10.96.0.1", "198.51.100.7", 32)],
         ),
         (spec("N6", SetKind::HashIpPortNet, Family::V6), vec![pair("fd00::1", "2001:db8::", 32)]),
+        (spec("I4", SetKind::HashIp, Family::V4), vec![Element::Ip("10.96.0.1".parse().expect("an address"))]),
+        (spec("I6", SetKind::HashIp, Family::V6), vec![Element::Ip("fd00::1".parse().expect("an address"))]),
+        (
+            spec("M4", SetKind::HashIpPortMark, Family::V4),
+            vec![Element::Marked {
+                address: "10.96.0.1".parse().expect("an address"),
+                protocol: TCP,
+                port: 80,
+                mark: 0x1234_5678,
+            }],
+        ),
         (
             spec("B", SetKind::BitmapPort, Family::V4),
             vec![Element::Port(1), Element::Port(30_080), Element::Port(u16::MAX)],
@@ -68,7 +79,7 @@ fn what_is_written_is_read_back() {
     }
     let mut names: Vec<String> = ipset.heads().expect("a list").into_iter().map(|held| held.name).collect();
     names.sort();
-    assert_eq!(names, ["A4", "A6", "B", "N4", "N6", "P4", "P6"]);
+    assert_eq!(names, ["A4", "A6", "B", "I4", "I6", "M4", "N4", "N6", "P4", "P6"]);
     assert!(ipset.heads().expect("a list").iter().all(|held| held.elements.is_empty()));
     for name in names {
         assert_eq!(ipset.destroy(&name), Ok(true));

@@ -40,9 +40,14 @@ const DATA_IP: u16 = 1;
 const DATA_PORT: u16 = 4;
 const DATA_PORT_TO: u16 = 5;
 const DATA_PROTO: u16 = 7;
+const DATA_FLAGS: u16 = 8;
 const DATA_MAXELEM: u16 = 19;
 const DATA_IP2: u16 = 20;
 const DATA_CIDR2: u16 = 21;
+/// Mark and mask, in one number of 64 bits.
+const DATA_MARK: u16 = 27;
+/// Of a set: its elements have marks.
+const FLAG_WITH_MARKS: u32 = 1 << 6;
 const DATA_REFERENCES: u16 = 25;
 const IPADDR_V4: u16 = 1;
 const IPADDR_V6: u16 = 2;
@@ -72,7 +77,12 @@ pub(super) fn write_spec(w: &mut Writer, spec: &Spec, revision: u8) {
             w.be16(DATA_PORT | NET_BYTEORDER, 0);
             w.be16(DATA_PORT_TO | NET_BYTEORDER, u16::MAX);
         }
-        _ => w.be32(DATA_MAXELEM | NET_BYTEORDER, spec.max_elements),
+        kind => {
+            w.be32(DATA_MAXELEM | NET_BYTEORDER, spec.max_elements);
+            if kind == SetKind::HashIpPortMark {
+                w.be32(DATA_FLAGS | NET_BYTEORDER, FLAG_WITH_MARKS);
+            }
+        }
     });
 }
 
@@ -101,6 +111,12 @@ pub(super) fn read_revision(message: &Message<'_>) -> Result<Option<u8>, Error> 
 pub(super) fn write_element(w: &mut Writer, element: &Element) {
     w.nest(ATTR_DATA, |w| match *element {
         Element::Port(port) => w.be16(DATA_PORT | NET_BYTEORDER, port),
+        Element::Ip(address) => write_ip(w, DATA_IP, address),
+        Element::Marked { address, protocol, port, mark } => {
+            write_address(w, address, protocol, port);
+            let whole = u64::from(mark) << 32 | u64::from(u32::MAX);
+            w.attr(DATA_MARK | NET_BYTEORDER, &whole.to_be_bytes());
+        }
         Element::Address { address, protocol, port } => write_address(w, address, protocol, port),
         Element::Pair { address, protocol, port, other, prefix } => {
             write_address(w, address, protocol, port);
@@ -142,7 +158,7 @@ pub(crate) fn read_set(message: &Message<'_>, last: Option<&Held>) -> Result<Opt
         references: 0,
         elements: Vec::new(),
     };
-    let mut elements = None;
+    let (mut elements, mut marks) = (None, false);
     attributes(message, |attr| {
         match attr.kind {
             ATTR_SETNAME => attr.str()?.clone_into(&mut held.name),
@@ -152,6 +168,7 @@ pub(crate) fn read_set(message: &Message<'_>, last: Option<&Held>) -> Result<Opt
                 match inner.kind {
                     DATA_MAXELEM => held.max_elements = inner.be32()?,
                     DATA_REFERENCES => held.references = inner.be32()?,
+                    DATA_FLAGS if inner.be32()? & FLAG_WITH_MARKS != 0 => marks = true,
                     _ => {}
                 }
                 Ok(())
@@ -161,6 +178,9 @@ pub(crate) fn read_set(message: &Message<'_>, last: Option<&Held>) -> Result<Opt
         }
         Ok(())
     })?;
+    if marks && held.kind == Some(SetKind::HashIpPort) {
+        held.kind = Some(SetKind::HashIpPortMark);
+    }
     let kind = held.kind.or_else(|| last.filter(|last| last.name == held.name).and_then(|last| last.kind));
     if let (Some(kind), Some(elements)) = (kind, elements) {
         elements.each(|element| {
@@ -175,6 +195,7 @@ pub(crate) fn read_set(message: &Message<'_>, last: Option<&Held>) -> Result<Opt
 
 fn read_element(kind: SetKind, nest: &Attr<'_>) -> Result<Element, Error> {
     let (mut address, mut other, mut port, mut protocol, mut prefix) = (None, None, None, 0, None);
+    let mut mark = 0;
     nest.each(|attr| {
         match attr.kind {
             DATA_IP => address = read_ip(&attr)?,
@@ -182,22 +203,30 @@ fn read_element(kind: SetKind, nest: &Attr<'_>) -> Result<Element, Error> {
             DATA_PORT => port = Some(attr.be16()?),
             DATA_PROTO => protocol = attr.u8()?,
             DATA_CIDR2 => prefix = Some(attr.u8()?),
+            DATA_MARK => mark = u32::from_be_bytes(Reader::new(attr.payload).array()?),
             _ => {}
         }
         Ok(())
     })?;
     let incomplete = Error::Malformed("an element of a set that lacks a part");
-    let port = port.ok_or(incomplete.clone())?;
-    if kind == SetKind::BitmapPort {
-        return Ok(Element::Port(port));
-    }
-    let address = address.ok_or(incomplete.clone())?;
-    if kind == SetKind::HashIpPort {
-        return Ok(Element::Address { address, protocol, port });
-    }
-    let other = other.ok_or(incomplete)?;
-    let prefix = prefix.unwrap_or(full(other));
-    Ok(Element::Pair { address, protocol, port, other, prefix })
+    let whole = address.zip(port);
+    Ok(match kind {
+        SetKind::BitmapPort => Element::Port(port.ok_or(incomplete)?),
+        SetKind::HashIp => Element::Ip(address.ok_or(incomplete)?),
+        SetKind::HashIpPort => {
+            let (address, port) = whole.ok_or(incomplete)?;
+            Element::Address { address, protocol, port }
+        }
+        SetKind::HashIpPortMark => {
+            let (address, port) = whole.ok_or(incomplete)?;
+            Element::Marked { address, protocol, port, mark }
+        }
+        SetKind::HashIpPortIp | SetKind::HashIpPortNet => {
+            let ((address, port), other) = whole.zip(other).ok_or(incomplete)?;
+            let prefix = prefix.unwrap_or(full(other));
+            Element::Pair { address, protocol, port, other, prefix }
+        }
+    })
 }
 
 fn read_ip(nest: &Attr<'_>) -> Result<Option<IpAddr>, Error> {

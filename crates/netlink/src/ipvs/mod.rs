@@ -26,19 +26,32 @@ const DATAGRAM: usize = 16 << 10;
 
 /// Which virtual service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServiceKey {
-    /// The number of the transport protocol.
-    pub protocol: u8,
-    /// Also tells the family.
-    pub address: IpAddr,
-    /// 0 for all ports, with persistence only.
-    pub port: u16,
+pub enum ServiceKey {
+    /// Packets to this place.
+    At {
+        /// The number of the transport protocol.
+        protocol: u8,
+        /// Also tells the family.
+        address: IpAddr,
+        /// 0 for all ports, with persistence only.
+        port: u16,
+    },
+    /// Packets with this firewall mark, whatever their protocol. It is looked for first, and must be all of the mark.
+    Mark {
+        /// IPv4 or IPv6.
+        family: Family,
+        /// The mark; not 0.
+        mark: u32,
+    },
 }
 
 impl ServiceKey {
     /// IPv4 or IPv6.
     pub fn family(&self) -> Family {
-        family_of(self.address)
+        match self {
+            ServiceKey::At { address, .. } => family_of(*address),
+            ServiceKey::Mark { family, .. } => *family,
+        }
     }
 }
 
@@ -218,7 +231,7 @@ impl<T: Transport> Ipvs<T> {
         Ok(Ipvs { channel, family, seq: 0 })
     }
 
-    /// All virtual services but those that go by a firewall mark.
+    /// All virtual services.
     pub fn services(&mut self) -> Result<Vec<HeldService>, Error> {
         let mut services = Vec::new();
         let kind = (self.family, NLM_F_DUMP);

@@ -7,7 +7,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 fn key(address: &str, protocol: u8, port: u16) -> ServiceKey {
-    ServiceKey { protocol, address: address.parse().expect("an address"), port }
+    ServiceKey::At { protocol, address: address.parse().expect("an address"), port }
 }
 
 fn dest(address: &str, port: u16, weight: u32) -> Dest {

@@ -41,6 +41,7 @@ const SVC_AF: u16 = 1;
 const SVC_PROTOCOL: u16 = 2;
 const SVC_ADDR: u16 = 3;
 const SVC_PORT: u16 = 4;
+const SVC_FWMARK: u16 = 5;
 const SVC_SCHED_NAME: u16 = 6;
 const SVC_FLAGS: u16 = 7;
 const SVC_TIMEOUT: u16 = 8;
@@ -117,9 +118,14 @@ pub(super) fn write_key(w: &mut Writer, key: ServiceKey) {
 
 fn key_attributes(w: &mut Writer, key: ServiceKey) {
     w.attr(SVC_AF, &u16::from(key.family().number()).to_ne_bytes());
-    w.attr(SVC_PROTOCOL, &u16::from(key.protocol).to_ne_bytes());
-    w.attr(SVC_ADDR, &wide(key.address));
-    w.be16(SVC_PORT, key.port);
+    match key {
+        ServiceKey::At { protocol, address, port } => {
+            w.attr(SVC_PROTOCOL, &u16::from(protocol).to_ne_bytes());
+            w.attr(SVC_ADDR, &wide(address));
+            w.be16(SVC_PORT, port);
+        }
+        ServiceKey::Mark { mark, .. } => w.ne32(SVC_FWMARK, mark),
+    }
 }
 
 fn write_service(w: &mut Writer, command: u8, service: &Service) {
@@ -176,10 +182,10 @@ pub(super) fn read_timeouts(body: &[u8]) -> Result<Timeouts, Error> {
     Ok(timeouts)
 }
 
-/// `None` if the message is of no service, or of one that goes by a firewall mark.
+/// `None` if the message is of no service.
 pub(crate) fn read_service(body: &[u8]) -> Result<Option<HeldService>, Error> {
     let Some(nest) = part(body, CMD_SERVICE)? else { return Ok(None) };
-    let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
+    let (mut family, mut protocol, mut address, mut port, mut mark) = (None, None, None, None, None);
     let (mut scheduler, mut flags, mut timeout) = (String::new(), 0, 0);
     let mut counters = Counters::default();
     nest.each(|attr| {
@@ -188,6 +194,7 @@ pub(crate) fn read_service(body: &[u8]) -> Result<Option<HeldService>, Error> {
             SVC_PROTOCOL => protocol = u8::try_from(ne16(&attr)?).ok(),
             SVC_ADDR => address = Some(attr.payload),
             SVC_PORT => port = Some(attr.be16()?),
+            SVC_FWMARK => mark = Some(attr.ne32()?),
             SVC_SCHED_NAME => attr.str()?.clone_into(&mut scheduler),
             SVC_FLAGS => flags = u32::from_ne_bytes(Reader::new(attr.payload).array()?),
             SVC_TIMEOUT => timeout = attr.ne32()?,
@@ -196,9 +203,14 @@ pub(crate) fn read_service(body: &[u8]) -> Result<Option<HeldService>, Error> {
         }
         Ok(())
     })?;
-    let (Some(protocol), Some(address), Some(port)) = (protocol, address, port) else { return Ok(None) };
     let family = family.ok_or(Error::Malformed("a virtual service of no known family"))?;
-    let key = ServiceKey { protocol, address: narrow(address, family)?, port };
+    let key = match (mark, protocol, address, port) {
+        (Some(mark), ..) => ServiceKey::Mark { family, mark },
+        (None, Some(protocol), Some(address), Some(port)) => {
+            ServiceKey::At { protocol, address: narrow(address, family)?, port }
+        }
+        _ => return Err(Error::Malformed("a virtual service without a place")),
+    };
     Ok(Some(HeldService { service: Service { key, scheduler, flags, timeout }, counters }))
 }
 

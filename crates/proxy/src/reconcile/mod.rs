@@ -522,7 +522,7 @@ impl Reconciler {
         for family in self.ports.status.served() {
             let metrics = &self.ports.metrics;
             let failures = match self.mode {
-                Mode::Iptables => &metrics.iptables_failures,
+                Mode::Iptables | Mode::Ipvs => &metrics.iptables_failures,
                 Mode::Nftables | Mode::None => &metrics.nftables_failures,
             };
             failures.with(&[ip_family(family)]).add(1);

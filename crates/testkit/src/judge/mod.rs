@@ -69,6 +69,12 @@ impl Host {
         })
     }
 
+    /// All of node-a's addresses.
+    pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
+        let usual = Version::BOTH.map(|v| [v.address(NODE_A), v.address(NODE_A_SECOND)]);
+        usual.into_iter().flatten().chain(self.extra.iter().copied()).collect()
+    }
+
     pub(crate) fn owns(&self, address: IpAddr) -> bool {
         let is_own = Version::BOTH
             .iter()
@@ -161,17 +167,30 @@ fn hashes(algorithm: Algorithm) -> bool {
     matches!(algorithm.scheduler, Some(Scheduler::SourceHash | Scheduler::Maglev))
 }
 
-/// What a mode promises for a probe. All keep what the plan says, but for two things. The iptables mode leaves ports and
-/// addresses of no service alone, as kube-proxy's does; there each would cost a rule that every new connection passes.
-/// And it draws at random, whatever the annotations of a service ask for.
-pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe) -> Expect {
+/// What a mode promises for a probe. All keep what the plan says, but for a few things:
+///
+/// - the iptables mode leaves ports and addresses of no service alone, as kube-proxy's does; there each would cost a
+///   rule that every new connection passes. And it draws at random, whatever the annotations of a service ask for;
+/// - the ipvs mode has all service addresses on a link of the node, external ones too, and refuses what they do not
+///   serve. It cannot serve node ports on loopback addresses, and remembers a client longer than it is told.
+pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe, host: &Host) -> Expect {
     let address = probe.destination.ip();
     let frontend =
         Frontend { address: Address::Ip(address), protocol: probe.protocol, port: probe.destination.port() };
     let is_unknown = plan.decision(&frontend).is_none() && plan.decide_unknown(address) != Outcome::Pass;
-    match mode {
-        Mode::Iptables if is_unknown => Expect::Pass,
-        Mode::Iptables if has_wishes(plan, probe) => plainly(&probe.expect),
+    let is_service = || {
+        let has_address = |(at, _): (&Frontend, _)| at.address == frontend.address;
+        plan.decision(&frontend).is_none() && plan.frontends().any(has_address)
+    };
+    match (mode, &probe.expect) {
+        (Mode::Iptables, _) if is_unknown => Expect::Pass,
+        (Mode::Iptables, expect) if has_wishes(plan, probe) => plainly(expect),
+        (Mode::Ipvs, Expect::Pass) if is_service() && !host.owns(address) => Expect::Reject,
+        (Mode::Ipvs, _) if address.is_loopback() => Expect::Pass,
+        (Mode::Ipvs, Expect::Forward { to, count, source, stick: Some(Stick::Moved) }) => {
+            let (to, count, source) = (to.clone(), *count, *source);
+            Expect::Forward { to, count, source, stick: Some(Stick::Sticky) }
+        }
         _ => probe.expect.clone(),
     }
 }

@@ -10,6 +10,7 @@ use std::{
 use dataplane::{
     Mode,
     iptables::{self, Scene},
+    ipvs,
     nftables::{
         self,
         sim::{Choice, Fate, Learned},
@@ -36,6 +37,8 @@ enum Program {
     Nftables(nftables::program::Program),
     /// With the lists that remember the client.
     Iptables(iptables::program::Program, BTreeSet<iptables::name::Name>),
+    /// With the real servers that virtual servers remember for the client.
+    Ipvs(Box<ipvs::program::Program>, ipvs::sim::Memory),
 }
 
 /// One way a packet can end.
@@ -52,10 +55,11 @@ struct Ending {
 enum Lesson {
     Nftables(Learned),
     Iptables(BTreeSet<iptables::name::Name>),
+    Ipvs(ipvs::sim::Memory),
 }
 
 impl Program {
-    fn render(mode: Mode, plan: &Plan, family: Family) -> Program {
+    fn render(mode: Mode, plan: &Plan, family: Family, host: &Host) -> Program {
         let mark = 1 << dataplane::names::MASQUERADE_BIT;
         // The kernel can serve loopback addresses in IPv4 only.
         let loopback = family == Family::V4 && plan.loopback_node_ports(family);
@@ -64,6 +68,11 @@ impl Program {
                 let scene =
                     Scene { plan, family, mark, loopback, liberal: false, accounts: false, comments: true };
                 Program::Iptables(iptables::render::program(&scene), BTreeSet::new())
+            }
+            Mode::Ipvs => {
+                let (settings, own) = (ipvs::Settings::default(), host.addresses());
+                let scene = ipvs::render::Scene { plan, family, settings: &settings, own: &own, mark };
+                Program::Ipvs(Box::new(ipvs::program::Program::render(&scene)), ipvs::sim::Memory::new())
             }
             Mode::Nftables | Mode::None => {
                 Program::Nftables(nftables::render::program(plan, family, mark, loopback))
@@ -92,6 +101,14 @@ impl Program {
                     learned: Some(ending.remembered).filter(|lists| !lists.is_empty()).map(Lesson::Iptables),
                 })
                 .collect(),
+            Program::Ipvs(program, memory) => ipvs::sim::simulate(program, packet, &is_local, memory)
+                .into_iter()
+                .map(|simulated| Ending {
+                    probability: simulated.ending.probability,
+                    fate: simulated.ending.fate,
+                    learned: simulated.remembered.map(|known| Lesson::Ipvs([known].into())),
+                })
+                .collect(),
         }
     }
 
@@ -99,6 +116,7 @@ impl Program {
         match (self, lesson) {
             (Program::Nftables(program), Lesson::Nftables(learned)) => program.learn(learned),
             (Program::Iptables(_, memory), Lesson::Iptables(lists)) => memory.extend(lists),
+            (Program::Ipvs(_, memory), Lesson::Ipvs(known)) => memory.extend(known),
             _ => unreachable!("a lesson is of the program that taught it"),
         }
     }
@@ -121,13 +139,14 @@ impl Judge for Simulator {
     }
 
     fn changed(&mut self, plan: &Plan, _changes: &Changes) -> Result<(), String> {
-        self.programs = Some(PerFamily::from_fn(|family| Program::render(self.mode, plan, family)));
+        let (mode, host) = (self.mode, &self.host);
+        self.programs = Some(PerFamily::from_fn(|family| Program::render(mode, plan, family, host)));
         Ok(())
     }
 
     fn judge(&mut self, plan: &Plan, line: &Line) -> Result<(), String> {
         let Entry::Probe(probe) = &line.entry else { return Ok(()) };
-        let probe = &Probe { expect: promised(self.mode, plan, probe), ..probe.clone() };
+        let probe = &Probe { expect: promised(self.mode, plan, probe, &self.host), ..probe.clone() };
         let programs = self.programs.as_ref().ok_or("has no program")?;
         let program = &programs[Family::of(probe.destination.ip())];
         for packet in self.host.packets(probe) {

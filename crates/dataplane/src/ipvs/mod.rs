@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#![doc = include_str!("README.md")]
+//!
+//! # Layout of the code
+//!
+//! Pure: [`sets`], `marks` and [`frame`] (the rules beside the sets); [`render`] (from a decision to servers, addresses
+//! and members); `holdings` (what the kernel has, and what to do about it); [`program`] (all of it) with [`sim`] and
+//! `text`. Effects: `probe` asks what the kernel can do, `sysctl` sets what it must be told, `readback` reads, `chains`
+//! and `turn` write, `drain` sees off real servers that go, `audit` compares; [`kernel`] is whom they talk to.
+
+mod audit;
+mod chains;
+mod drain;
+pub mod frame;
+mod holdings;
+pub mod kernel;
+mod marks;
+mod probe;
+pub mod program;
+mod readback;
+pub mod render;
+pub mod sets;
+pub mod sim;
+mod sysctl;
+#[cfg(test)]
+mod tests;
+mod turn;
+mod watch;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Instant,
+};
+
+use hashbrown::HashSet;
+use ipnet::IpNet;
+use model::{Changes, Decision, Family, FlowRule, Frontend, PerFamily, Plan};
+use netlink::ipvs::{ServiceKey, Timeouts};
+
+use self::{
+    chains::{Script, Standing},
+    holdings::{Holdings, Work},
+    kernel::{Kernel, Machine},
+    readback::{Addresses, Readback},
+    render::{Item, Scene},
+    turn::Site,
+};
+use crate::{
+    Applied, Audited, Config, Dataplane, Error, Scope, Unsupported,
+    xtables::{self, Table, Tables, Xtables},
+};
+
+/// What the mode must know beyond the Plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How endpoints are chosen where a Service does not say: one of the kernel's schedulers.
+    pub scheduler: String,
+    /// Virtual servers of these addresses are never removed.
+    pub exclude: Vec<IpNet>,
+    /// Answer ARP for an address only on the link that has it.
+    pub strict_arp: bool,
+    /// How long idle connections are remembered; 0 leaves what is.
+    pub timeouts: Timeouts,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            scheduler: "rr".to_owned(),
+            exclude: Vec::new(),
+            strict_arp: false,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+/// Keeps virtual servers.
+#[derive(Debug)]
+pub struct Ipvs<M = Kernel, T = Xtables> {
+    machine: M,
+    tables: T,
+    config: Config,
+    /// What the kernel holds; `None` when that is not known, at the start and after an error.
+    known: Option<PerFamily<Holdings>>,
+    addresses: Addresses,
+    link: u32,
+    clock: drain::Clock,
+    round: audit::Round,
+    /// The kernel's settings are ours to set: not in tests.
+    settles: bool,
+    /// What is not as it should be on this host; told once.
+    doubts: Vec<String>,
+}
+
+/// So many frontends are written before the next come; those that the cluster needs to start are among the first.
+const AT_ONCE: usize = 256;
+
+impl Ipvs<Kernel, Xtables> {
+    /// Finds the tools of iptables, and asks the kernel whether it has all that is needed, in the network namespace of
+    /// this thread.
+    pub fn open(config: &Config) -> Result<Ipvs<Kernel, Xtables>, Unsupported> {
+        let (tools, doubts) = match config.xtables {
+            Some(variant) => (xtables::find_variant(&xtables::SEARCH, variant)?, Vec::new()),
+            None => {
+                let found = xtables::find(&xtables::SEARCH)?;
+                (found.xtables, found.warnings)
+            }
+        };
+        probe::probe(&config.ipvs, config.families, &tools)?;
+        let kernel = Kernel::open().map_err(|error| Unsupported(format!("ipvs mode cannot work here: {error}")))?;
+        let mut ipvs = Ipvs::over(kernel, tools, config);
+        (ipvs.doubts, ipvs.settles) = (doubts, true);
+        Ok(ipvs)
+    }
+}
+
+impl<M: Machine, T: Tables> Ipvs<M, T> {
+    /// Works on any kernel, and takes for granted that it can do what we need.
+    pub fn over(machine: M, tables: T, config: &Config) -> Ipvs<M, T> {
+        Ipvs {
+            machine,
+            tables,
+            config: config.clone(),
+            known: None,
+            addresses: Addresses::default(),
+            link: 0,
+            clock: drain::Clock::default(),
+            round: audit::Round::default(),
+            settles: false,
+            doubts: Vec::new(),
+        }
+    }
+
+    fn families(&self) -> impl Iterator<Item = Family> + use<M, T> {
+        let served = self.config.families;
+        Family::BOTH.into_iter().filter(move |family| served[*family])
+    }
+
+    fn mark(&self) -> u32 {
+        1 << (self.config.masquerade_bit % 32)
+    }
+
+    /// What has to be in order before anything else: settings, timeouts, the link.
+    fn prepare(&mut self, plan: &Plan, applied: &mut Applied) -> Result<(), Error> {
+        if self.settles {
+            sysctl::settle(&self.config.ipvs, &mut applied.warnings).map_err(Error::Setting)?;
+            let timeouts = self.config.ipvs.timeouts;
+            if timeouts != Timeouts::default()
+                && let Err(error) = self.machine.set_timeouts(timeouts)
+            {
+                applied.warnings.push(format!("the timeouts of IPVS stay what they are: {error}"));
+            }
+        }
+        for family in self.families().filter(|family| plan.loopback_node_ports(*family)) {
+            applied.warnings.push(format!(
+                "node ports are not served on {family} loopback addresses: IPVS does not send from them"
+            ));
+        }
+        let failed = |error| Error::kernel("make", crate::names::IPVS_LINK, error);
+        self.link = self.machine.link().map_err(failed)?;
+        // What comes between is looked at again; what is read now is not news.
+        self.machine.has_news(self.link).map_err(failed)?;
+        self.addresses = Addresses::read(&mut self.machine, self.link)
+            .map_err(|error| Error::kernel("list", "the addresses of this node", error))?;
+        Ok(())
+    }
+
+    /// Reads what the kernel holds of a family, and writes what is missing.
+    fn everything(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
+        let addresses = self.addresses.clone();
+        let settings = self.config.ipvs.clone();
+        let scene =
+            Scene { plan, family, settings: &settings, own: &addresses.own, mark: self.mark() };
+        let (found, order) = self.read(&scene, applied)?;
+        let standing =
+            Standing::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
+        // Rules that serve by other means go only when ours can.
+        if !standing.serves_otherwise {
+            self.stand(&scene, &standing, applied)?;
+        }
+        let holdings = self.fill(&scene, found, &order, applied)?;
+        if standing.serves_otherwise {
+            self.stand(&scene, &standing, applied)?;
+        }
+        Ok(holdings)
+    }
+
+    /// What is there; and all frontends, those first that others need.
+    fn read<'a>(
+        &mut self,
+        scene: &Scene<'a>,
+        applied: &mut Applied,
+    ) -> Result<(Readback, Vec<(Frontend, &'a Decision)>), Error> {
+        let failed = |error| Error::kernel("read", "sets and virtual servers", error);
+        let mut found = readback::items(&mut self.machine, &self.addresses, scene.family).map_err(failed)?;
+        for set in &found.missing_sets {
+            let spec = set.spec(scene.family);
+            self.machine.create(&spec).map_err(|error| Error::kernel("create set", spec.name, error))?;
+            applied.batches += 1;
+        }
+        let mut order: Vec<(Frontend, &Decision)> =
+            scene.plan.frontends().filter(|(f, _)| f.family() == scene.family).map(|(f, d)| (*f, d)).collect();
+        order.sort_by_key(|(_, decision)| decision.rank);
+        let mut wanted = HashSet::new();
+        for (frontend, decision) in &order {
+            let servers = render::block(scene, frontend, decision, None).servers;
+            wanted.extend(servers.into_iter().map(|server| server.service.key));
+        }
+        let all = self.machine.servers().map_err(failed)?;
+        let of_family = (&*all, scene.family);
+        readback::servers(&mut self.machine, &mut found, &self.addresses, of_family, &wanted).map_err(failed)?;
+        Ok((found, order))
+    }
+
+    /// Writes what is missing, in parts, and then removes what is too much.
+    fn fill(
+        &mut self,
+        scene: &Scene<'_>,
+        found: Readback,
+        order: &[(Frontend, &Decision)],
+        applied: &mut Applied,
+    ) -> Result<Holdings, Error> {
+        let is_split = |at: &Frontend| scene.plan.decision(at).is_some_and(render::is_split);
+        let marks = readback::marks(&found.items, scene.mark, is_split);
+        let mut holdings = Holdings::found(found.servers, marks);
+        let mut work = Work::default();
+        for item in render::common(scene) {
+            holdings.hold(item, &mut work);
+            holdings.common.push(item);
+        }
+        for (key, check) in scene.plan.health() {
+            if let Some(item) = render::health(check, scene.family) {
+                holdings.hold(item, &mut work);
+                holdings.health.insert(key.clone(), item);
+            }
+        }
+        for part in order.chunks(AT_ONCE) {
+            for (frontend, decision) in part {
+                let block = block(scene, frontend, decision, &mut holdings, applied);
+                holdings.replace(*frontend, Some(block), None, &mut work);
+            }
+            let mut ready = std::mem::take(&mut work);
+            ready.add.retain(|item| !found.items.contains(item));
+            self.carry_out(scene.family, ready, &mut holdings, applied)?;
+        }
+        work.add.retain(|item| !found.items.contains(item));
+        let wanted = holdings.wanted();
+        let mut doomed: Vec<ServiceKey> =
+            holdings.servers.keys().copied().filter(|key| !wanted.contains(key)).collect();
+        doomed.sort_unstable();
+        work.doomed = doomed.into_iter().map(|key| (key, needs(key, &found.items))).collect();
+        let mut extra: Vec<Item> =
+            found.items.iter().filter(|item| !holdings.has(item)).copied().collect();
+        extra.sort_unstable();
+        work.remove = extra;
+        self.carry_out(scene.family, work, &mut holdings, applied)?;
+        Ok(holdings)
+    }
+
+    fn carry_out(
+        &mut self,
+        family: Family,
+        work: Work,
+        holdings: &mut Holdings,
+        applied: &mut Applied,
+    ) -> Result<(), Error> {
+        let exclude = self.config.ipvs.exclude.clone();
+        let spared = |key: &ServiceKey| is_excluded(&exclude, key);
+        let mut site = Site { machine: &mut self.machine, family, link: self.link, spared: &spared };
+        site.carry_out(work, holdings, applied)
+    }
+
+    fn stand(&mut self, scene: &Scene<'_>, standing: &Standing, applied: &mut Applied) -> Result<(), Error> {
+        let script = Script::to(standing, scene);
+        if script.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.tables.restore(scene.family, &script.input());
+        applied.lock_wait += self.tables.take_waited();
+        outcome.map_err(|failure| Error::tool("change", failure))?;
+        applied.batches += 1;
+        applied.added += script.rules;
+        applied.chains += script.chains;
+        Ok(())
+    }
+
+    /// What a change comes to. The cost grows with the change.
+    fn change(
+        &mut self,
+        plan: &Plan,
+        changes: &Changes,
+        (family, holdings): (Family, &mut Holdings),
+        applied: &mut Applied,
+    ) -> Result<(), Error> {
+        let own = self.addresses.own.clone();
+        let settings = self.config.ipvs.clone();
+        let scene = Scene { plan, family, settings: &settings, own: &own, mark: self.mark() };
+        let flows: HashMap<Frontend, &FlowRule> =
+            changes.flows.iter().map(|rule| (rule.frontend, rule)).collect();
+        let mut touched: BTreeSet<Frontend> =
+            changes.frontends.iter().copied().filter(|frontend| frontend.family() == family).collect();
+        touched.extend(flows.keys().filter(|frontend| frontend.family() == family));
+        let beside: Vec<Frontend> =
+            touched.iter().filter_map(|f| holdings::neighbours(f, |ip| own.contains(ip))).collect();
+        touched.extend(beside);
+        let mut work = Work::default();
+        for frontend in touched {
+            let decision = plan.decision(&frontend);
+            let is_split = decision.is_some_and(render::is_split);
+            let block =
+                decision.map(|decision| block(&scene, &frontend, decision, holdings, applied));
+            holdings.replace(frontend, block, flows.get(&frontend).copied(), &mut work);
+            if !is_split {
+                holdings.marks.release(&frontend);
+            }
+        }
+        for key in &changes.health {
+            let check = plan.health().get(key).and_then(|check| render::health(check, family));
+            let old = holdings.health.remove(key);
+            if let Some(item) = check {
+                holdings.hold(item, &mut work);
+                holdings.health.insert(key.clone(), item);
+            }
+            old.iter().for_each(|item| holdings.release(item, &mut work));
+        }
+        self.carry_out(family, work, holdings, applied)
+    }
+}
+
+/// What a frontend needs, with a number for its mark if it needs one.
+fn block(
+    scene: &Scene<'_>,
+    frontend: &Frontend,
+    decision: &Decision,
+    holdings: &mut Holdings,
+    applied: &mut Applied,
+) -> render::Block {
+    let mut number = None;
+    if render::is_split(decision) {
+        number = holdings.marks.number(frontend);
+        if number.is_none() {
+            applied.warnings.push(format!(
+                "{frontend} ({}) treats traffic from inside like traffic from outside: {} frontends already \
+                 differ, and there are no more marks",
+                decision.service,
+                marks::MOST
+            ));
+        }
+    }
+    render::block(scene, frontend, decision, number)
+}
+
+/// What a virtual server that was found needs to be reached.
+fn needs(key: ServiceKey, found: &HashSet<Item>) -> Vec<Item> {
+    let ServiceKey::At { address, .. } = key else { return Vec::new() };
+    let items = [
+        Item::Address(address),
+        Item::Member(sets::Set::IpvsIps, netlink::ipset::Element::Ip(address)),
+    ];
+    items.into_iter().filter(|item| found.contains(item)).collect()
+}
+
+fn is_excluded(exclude: &[IpNet], key: &ServiceKey) -> bool {
+    match key {
+        ServiceKey::At { address, .. } => exclude.iter().any(|net| net.contains(address)),
+        ServiceKey::Mark { .. } => false,
+    }
+}
+
+impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
+    fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
+        // Whoever leaves by `?` leaves nothing known behind.
+        let known = self.known.take();
+        let mut applied = Applied { warnings: std::mem::take(&mut self.doubts), ..Applied::default() };
+        let has_news = known.is_none() || self.machine.has_news(self.link).unwrap_or(true);
+        let changes = match scope {
+            Scope::Only(changes) if !has_news && !changes.node_wide => Some(changes),
+            _ => None,
+        };
+        let was_known = known.is_some();
+        if changes.is_none() {
+            self.prepare(plan, &mut applied)?;
+        }
+        let mut next = PerFamily::default();
+        let mut known = known.unwrap_or_default();
+        for family in self.families() {
+            let mut holdings = std::mem::take(&mut known[family]);
+            let outcome = match changes {
+                Some(changes) => self.change(plan, changes, (family, &mut holdings), &mut applied),
+                None => {
+                    holdings = self.everything(plan, family, &mut applied)?;
+                    Ok(())
+                }
+            };
+            // Somebody may have changed what we thought to know.
+            if let Err(error) = outcome {
+                applied.fallbacks.push(family);
+                applied.warnings.push(format!("{error}; everything is compared instead"));
+                self.prepare(plan, &mut applied)?;
+                holdings = self.everything(plan, family, &mut applied)?;
+            }
+            next[family] = holdings;
+        }
+        self.known = Some(next);
+        self.round = audit::Round::default();
+        applied.mended = matches!(scope, Scope::All) && was_known && !applied.changed_nothing();
+        Ok(applied)
+    }
+
+    fn cleanup(&mut self) -> Result<(), Error> {
+        self.known = None;
+        let report = crate::leftovers::remove_ipvs(&mut self.tables);
+        match report.failed.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Setting(report.failed.join("; "))),
+        }
+    }
+
+    fn dump(&mut self) -> Result<String, Error> {
+        let mut text = String::new();
+        for family in Family::BOTH {
+            for table in Table::ALL {
+                let mut each_line = |line: &str| {
+                    text.push_str(line);
+                    text.push('\n');
+                };
+                self.tables
+                    .save(family, table, &mut each_line)
+                    .map_err(|failure| Error::tool("read", failure))?;
+            }
+        }
+        Ok(text)
+    }
+
+    fn audit(&mut self) -> Result<Audited, Error> {
+        let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
+        let mut audited = Audited::default();
+        let exclude = self.config.ipvs.exclude.clone();
+        let spared = |key: &ServiceKey| is_excluded(&exclude, key);
+        for family in self.families() {
+            let mut site = Site { machine: &mut self.machine, family, link: self.link, spared: &spared };
+            audited.more |= self.clock.step(&mut site, &mut known[family], Instant::now())?;
+        }
+        let found = self.round.step(&mut self.machine, &known, self.config.families);
+        let found = found.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
+        self.known = Some(known);
+        Ok(Audited { drift: found.drift, more: audited.more || found.more })
+    }
+
+    fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
+        watch::open(self.tables.watch()?)
+    }
+}

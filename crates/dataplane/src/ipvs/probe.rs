@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Whether this kernel has what the mode needs. What it lacks is named by its module.
+
+use model::{Family, PerFamily};
+use netlink::{
+    Error, Netns,
+    ipset::{Ipset, SetKind},
+    ipvs::{Change, Ipvs, Service, ServiceKey},
+    route::{LinkKind, Route},
+};
+
+use super::{Settings, sets::Set};
+use crate::{Unsupported, xtables::{Tables as _, Xtables}};
+
+/// Tries everything in a network namespace of its own, so that nothing is changed here. Without the privilege to make
+/// one, only what can be asked without changing anything is.
+pub(super) fn probe(settings: &Settings, families: PerFamily<bool>, tools: &Xtables) -> Result<(), Unsupported> {
+    let outside = || Ipvs::open().err().map(|error| named("ip_vs", &error)).into_iter().collect();
+    let missing: Vec<String> = match Netns::new() {
+        Ok(netns) => {
+            let inside = || look(settings, families, &tools.elsewhere());
+            netns.run(inside).unwrap_or_else(|_| outside())
+        }
+        Err(_) => outside(),
+    };
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Unsupported(format!(
+            "ipvs mode cannot work here: the kernel has not {}; load these modules, or choose another mode",
+            missing.join(", ")
+        ))),
+    }
+}
+
+/// Names of modules that are missing, each with the reason where it is another than that.
+fn look(settings: &Settings, families: PerFamily<bool>, tools: &Xtables) -> Vec<String> {
+    let mut missing = Vec::new();
+    missing.extend(dummy().err());
+    match Ipvs::open() {
+        Ok(mut ipvs) => missing.extend(scheduler(&mut ipvs, &settings.scheduler).err()),
+        Err(error) => missing.push(named("ip_vs", &error)),
+    }
+    for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
+        let absent = sets(family);
+        if absent.is_empty() {
+            missing.extend(rules(tools, family).err());
+        }
+        missing.extend(absent);
+    }
+    missing.sort();
+    missing.dedup();
+    missing
+}
+
+fn named(module: &str, error: &Error) -> String {
+    match error.is_not_found() || error.is_unsupported() {
+        true => module.to_owned(),
+        false => format!("{module} ({error})"),
+    }
+}
+
+fn dummy() -> Result<(), String> {
+    let add = || Route::open()?.add_link("probe", LinkKind::Dummy);
+    add().map_err(|error| named("dummy", &error))
+}
+
+/// The kernel loads a scheduler with the first server that names it. Another that the mode uses, too.
+fn scheduler(ipvs: &mut Ipvs, name: &str) -> Result<(), String> {
+    for scheduler in [name, "mh"] {
+        // An address for documentation; it is not reached from here.
+        let key = ServiceKey::At { protocol: 6, address: [198, 51, 100, 0].into(), port: 20_000 };
+        let service = Service { key, scheduler: scheduler.to_owned(), flags: 0, timeout: 0 };
+        let changes = [Change::AddService(service), Change::RemoveService(key)];
+        let refusals = ipvs.apply(&changes).map_err(|error| named("ip_vs", &error))?;
+        if let Some(refusal) = refusals.first() {
+            return Err(named(&format!("ip_vs_{scheduler}"), &refusal.error));
+        }
+    }
+    Ok(())
+}
+
+fn sets(family: Family) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut ipset = match Ipset::open() {
+        Ok(ipset) => ipset,
+        Err(error) => return vec![named("ip_set", &error)],
+    };
+    for set in Set::ALL {
+        if let Err(error) = ipset.create(&set.spec(family)) {
+            missing.push(named(module(set.kind()), &error));
+        }
+    }
+    missing
+}
+
+fn module(kind: SetKind) -> &'static str {
+    match kind {
+        SetKind::HashIp => "ip_set_hash_ip",
+        SetKind::HashIpPort | SetKind::HashIpPortMark => "ip_set_hash_ipport",
+        SetKind::HashIpPortIp => "ip_set_hash_ipportip",
+        SetKind::HashIpPortNet => "ip_set_hash_ipportnet",
+        SetKind::BitmapPort => "ip_set_bitmap_port",
+    }
+}
+
+/// The rules of the mode, as they are.
+fn rules(tools: &Xtables, family: Family) -> Result<(), String> {
+    let plan = model::Plan::new();
+    let (settings, own) = (Settings::default(), std::collections::BTreeSet::new());
+    let scene = super::render::Scene { plan: &plan, family, settings: &settings, own: &own, mark: 1 << 14 };
+    let script = super::chains::Script::to(&super::chains::Standing::default(), &scene);
+    tools.clone().restore(family, &script.input()).map_err(|failure| {
+        format!("one of xt_set, xt_mark, xt_addrtype, xt_conntrack, xt_comment, xt_MASQUERADE for {family} ({failure})")
+    })
+}

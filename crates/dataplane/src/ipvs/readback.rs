@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the kernel holds now that is ours. Others use IPVS too, keepalived for one: theirs is not looked at.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use hashbrown::{HashMap, HashSet};
+use model::{Address, Family, Frontend, Protocol};
+use netlink::{
+    Error,
+    ipset::Element,
+    ipvs::{HeldService, ServiceKey},
+};
+
+use super::{
+    holdings::{Held, asked},
+    kernel::Machine,
+    marks::{self, Marks},
+    render::Item,
+    sets::Set,
+};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Readback {
+    pub(super) servers: HashMap<ServiceKey, Held>,
+    pub(super) items: HashSet<Item>,
+    pub(super) missing_sets: Vec<Set>,
+}
+
+/// The addresses of this node, by whether they are on our link.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Addresses {
+    pub(super) own: BTreeSet<IpAddr>,
+    pub(super) bound: BTreeSet<IpAddr>,
+}
+
+impl Addresses {
+    pub(super) fn read(machine: &mut dyn Machine, link: u32) -> Result<Addresses, Error> {
+        let mut addresses = Addresses::default();
+        for address in machine.addresses()? {
+            let known = if address.link == link { &mut addresses.bound } else { &mut addresses.own };
+            known.insert(address.address);
+        }
+        Ok(addresses)
+    }
+}
+
+/// Reads the sets and addresses of one family.
+pub(super) fn items(
+    machine: &mut dyn Machine,
+    addresses: &Addresses,
+    family: Family,
+) -> Result<Readback, Error> {
+    let mut readback = Readback::default();
+    let is_ours = |ip: &&IpAddr| Family::of(**ip) == family;
+    // The kernel gives a link that is up an address of its own.
+    let is_given = |ip: &&IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let bound = addresses.bound.iter().filter(is_ours).filter(is_given);
+    readback.items.extend(bound.map(|ip| Item::Address(*ip)));
+    for set in Set::ALL {
+        match machine.set(&set.name(family))? {
+            None => readback.missing_sets.push(set),
+            Some(held) => readback.items.extend(held.elements.into_iter().map(|it| Item::Member(set, it))),
+        }
+    }
+    Ok(readback)
+}
+
+/// Reads those virtual servers that are ours, or that `wanted` says will be.
+pub(super) fn servers(
+    machine: &mut dyn Machine,
+    readback: &mut Readback,
+    addresses: &Addresses,
+    (all, family): (&[HeldService], Family),
+    wanted: &HashSet<ServiceKey>,
+) -> Result<(), Error> {
+    let ownership = Ownership { items: &readback.items, addresses };
+    let is_family = |key: &ServiceKey| key.family() == crate::nftables::wire(family);
+    let ours: Vec<&HeldService> = all
+        .iter()
+        .filter(|held| is_family(&held.service.key))
+        .filter(|held| wanted.contains(&held.service.key) || ownership.is_ours(&held.service.key))
+        .collect();
+    let mut servers = HashMap::with_capacity(ours.len());
+    for held in ours {
+        let key = held.service.key;
+        let dests = machine.dests(key)?.into_iter().map(|held| (held.dest.key, held.dest.weight)).collect();
+        servers.insert(key, Held { service: asked(&held.service), dests });
+    }
+    readback.servers = servers;
+    Ok(())
+}
+
+struct Ownership<'a> {
+    items: &'a HashSet<Item>,
+    addresses: &'a Addresses,
+}
+
+impl Ownership<'_> {
+    fn is_ours(&self, key: &ServiceKey) -> bool {
+        let ServiceKey::At { protocol, address, port } = *key else { return self.is_marked(key) };
+        if self.addresses.bound.contains(&address) {
+            return true;
+        }
+        let has = |set, element| self.items.contains(&Item::Member(set, element));
+        let place = Element::Address { address, protocol, port };
+        let by_place = [Set::ExternalIp, Set::ExternalIpLocal, Set::LoadBalancer, Set::ClusterIp];
+        let Some(number) = Protocol::from_number(protocol) else { return false };
+        let by_port = if number == Protocol::Sctp { place } else { Element::Port(port) };
+        by_place.into_iter().any(|set| has(set, place))
+            || (self.addresses.own.contains(&address) && has(Set::NodePort(number), by_port))
+    }
+
+    fn is_marked(&self, key: &ServiceKey) -> bool {
+        let ServiceKey::Mark { mark, .. } = key else { return false };
+        let has_mark =
+            |item: &Item| matches!(item, Item::Member(_, Element::Marked { mark: m, .. }) if m == mark);
+        self.items.iter().any(has_mark)
+    }
+}
+
+/// The numbers that frontends already have.
+pub(super) fn marks(
+    items: &HashSet<Item>,
+    masquerade: u32,
+    frontends: impl Fn(&Frontend) -> bool,
+) -> Marks {
+    let mut found = Marks::default();
+    let mut elements: Vec<&Item> = items.iter().collect();
+    elements.sort_unstable();
+    for item in elements {
+        let Item::Member(Set::Inside, Element::Marked { address, protocol, port, mark }) = item else { continue };
+        let (Some(protocol), Some(number)) =
+            (Protocol::from_number(*protocol), marks::number(*mark, masquerade))
+        else {
+            continue;
+        };
+        let place = Frontend { address: Address::Ip(*address), protocol, port: *port };
+        let node_port = Frontend { address: Address::NodePort(Family::of(*address)), ..place };
+        if let Some(frontend) = [place, node_port].into_iter().find(&frontends) {
+            found.adopt(frontend, number);
+        }
+    }
+    found
+}
