@@ -22,7 +22,7 @@ pub mod rule;
 mod script;
 pub mod sim;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod turn;
 
 use std::fs;

@@ -25,6 +25,8 @@ pub(super) struct Holdings {
     /// How many need each.
     items: HashMap<Item, u32>,
     frontends: HashMap<Frontend, Owned>,
+    /// How many frontends need each virtual server: a moment long two may, when one takes over from the other.
+    wanted: HashMap<ServiceKey, u32>,
     pub(super) health: HashMap<model::ServiceKey, Item>,
     pub(super) common: Vec<Item>,
     pub(super) marks: Marks,
@@ -92,9 +94,28 @@ impl Holdings {
         self.items.keys()
     }
 
-    /// All virtual servers that a frontend needs.
-    pub(super) fn wanted(&self) -> HashSet<ServiceKey> {
-        self.frontends.values().flat_map(|owned| owned.servers.iter().copied()).collect()
+    /// Whether a frontend needs this virtual server.
+    pub(super) fn is_wanted(&self, key: &ServiceKey) -> bool {
+        self.wanted.contains_key(key)
+    }
+
+    /// Leaves of the work only what it comes to: what went from one frontend to another neither comes nor goes.
+    pub(super) fn settle(&self, work: &mut Work) {
+        let mut net: HashMap<Item, i32> = HashMap::new();
+        work.add.iter().for_each(|item| *net.entry(*item).or_default() += 1);
+        work.remove.iter().for_each(|item| *net.entry(*item).or_default() -= 1);
+        let mut keep = |items: &mut Vec<Item>, sign: i32| {
+            items.retain(|item| match net.get_mut(item) {
+                Some(count) if *count == sign => {
+                    *count = 0;
+                    true
+                }
+                _ => false,
+            });
+        };
+        keep(&mut work.add, 1);
+        keep(&mut work.remove, -1);
+        work.doomed.retain(|(key, _)| !self.is_wanted(key));
     }
 
     /// One more needs it.
@@ -130,10 +151,20 @@ impl Holdings {
         let old = self.frontends.remove(&frontend).unwrap_or_default();
         items.iter().for_each(|item| self.hold(*item, work));
         let keys: Box<[ServiceKey]> = servers.iter().map(|server| server.service.key).collect();
+        keys.iter().for_each(|key| *self.wanted.entry(*key).or_default() += 1);
         for server in servers {
             self.serve(server, &frontend, flows, work);
         }
-        for key in old.servers.iter().filter(|key| !keys.contains(key)) {
+        for key in &old.servers {
+            if let Some(count) = self.wanted.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.wanted.remove(key);
+                }
+            }
+            if keys.contains(key) {
+                continue;
+            }
             let needs = old.items.iter().filter(|item| is_needed_by(item, *key)).copied().collect();
             work.doomed.push((*key, needs));
         }

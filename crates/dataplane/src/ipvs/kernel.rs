@@ -24,15 +24,11 @@ pub trait Machine: Send {
     /// One set with its elements; `None` if there is no such set.
     fn set(&mut self, name: &str) -> Result<Option<Held>, Error>;
     fn create(&mut self, spec: &Spec) -> Result<(), Error>;
-    fn destroy(&mut self, name: &str) -> Result<bool, Error>;
     fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
     fn remove(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
 
     /// The index of our link, which is made if need be.
     fn link(&mut self) -> Result<u32, Error>;
-    /// The index of our link, if it is there.
-    fn find_link(&mut self) -> Result<Option<u32>, Error>;
-    fn delete_link(&mut self, link: u32) -> Result<(), Error>;
     fn addresses(&mut self) -> Result<Vec<Address>, Error>;
     fn bind(&mut self, link: u32, address: IpAddr) -> Result<(), Error>;
     /// An address that is not there is no error.
@@ -90,10 +86,6 @@ impl Machine for Kernel {
         self.ipset.create(spec)
     }
 
-    fn destroy(&mut self, name: &str) -> Result<bool, Error> {
-        self.ipset.destroy(name)
-    }
-
     fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error> {
         self.ipset.add(set, family, elements)
     }
@@ -103,24 +95,13 @@ impl Machine for Kernel {
     }
 
     fn link(&mut self) -> Result<u32, Error> {
-        if let Some(link) = self.find_link()? {
-            return Ok(link);
+        match self.route.link_index(IPVS_LINK) {
+            Err(error) if error.is_not_found() => {}
+            outcome => return outcome,
         }
         // Never switched on: its addresses are the node's all the same, and nothing is sent by it.
         self.route.add_link(IPVS_LINK, LinkKind::Dummy)?;
         self.route.link_index(IPVS_LINK)
-    }
-
-    fn find_link(&mut self) -> Result<Option<u32>, Error> {
-        match self.route.link_index(IPVS_LINK) {
-            Ok(index) => Ok(Some(index)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn delete_link(&mut self, link: u32) -> Result<(), Error> {
-        self.route.delete_link(link)
     }
 
     fn addresses(&mut self) -> Result<Vec<Address>, Error> {

@@ -25,6 +25,7 @@ pub mod sim;
 mod sysctl;
 #[cfg(test)]
 mod tests;
+pub mod text;
 mod turn;
 mod watch;
 
@@ -35,7 +36,7 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
-use model::{Changes, Decision, Family, FlowRule, Frontend, PerFamily, Plan};
+use model::{Changes, Decision, Family, FlowRule, Frontend, PerFamily, Plan, Scheduler};
 use netlink::ipvs::{ServiceKey, Timeouts};
 
 use self::{
@@ -47,7 +48,7 @@ use self::{
     turn::Site,
 };
 use crate::{
-    Applied, Audited, Config, Dataplane, Error, Scope, Unsupported,
+    Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported,
     xtables::{self, Table, Tables, Xtables},
 };
 
@@ -245,9 +246,8 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             self.carry_out(scene.family, ready, &mut holdings, applied)?;
         }
         work.add.retain(|item| !found.items.contains(item));
-        let wanted = holdings.wanted();
         let mut doomed: Vec<ServiceKey> =
-            holdings.servers.keys().copied().filter(|key| !wanted.contains(key)).collect();
+            holdings.servers.keys().copied().filter(|key| !holdings.is_wanted(key)).collect();
         doomed.sort_unstable();
         work.doomed = doomed.into_iter().map(|key| (key, needs(key, &found.items))).collect();
         let mut extra: Vec<Item> =
@@ -433,6 +433,15 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
         Ok(text)
     }
 
+    fn abilities(&self) -> Abilities {
+        let schedulers = Scheduler::ALL.iter().copied();
+        Abilities {
+            schedulers: schedulers.filter(|scheduler| scheduler.kernel_name().is_some()).collect(),
+            weights: true,
+            instead: "the scheduler of the node chooses",
+        }
+    }
+
     fn audit(&mut self) -> Result<Audited, Error> {
         let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
         let mut audited = Audited::default();
@@ -446,6 +455,10 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
         let found = found.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
         self.known = Some(known);
         Ok(Audited { drift: found.drift, more: audited.more || found.more })
+    }
+
+    fn variant(&self) -> Option<xtables::Variant> {
+        self.tables.variant()
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {

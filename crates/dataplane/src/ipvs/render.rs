@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
     Address, Backend, Decision, Family, Forward, Frontend, HealthCheck, Masquerade, NodePortScope, Plan,
-    Role, Verdict,
+    Role, Scheduler, SchedulerFlags, Verdict,
 };
 use netlink::{
     ipset::Element,
@@ -242,37 +242,54 @@ impl Writer<'_> {
     }
 
     fn server(&self, key: ServiceKey, to: Option<&Forward>) -> Server {
-        let dest = |backend: &Backend| (DestKey { address: backend.address, port: backend.port }, WEIGHT);
+        let place = |backend: &Backend| DestKey { address: backend.address, port: backend.port };
+        let dest = |backend: &Backend| (place(backend), u32::from(backend.weight));
         let dests = to.map(|to| to.pool.backends.iter().map(dest).collect()).unwrap_or_default();
-        Server { service: self.service(key), dests }
+        Server { service: self.service(key, to), dests }
     }
 
-    fn service(&self, key: ServiceKey) -> Service {
-        let mut scheduler = self.scene.settings.scheduler.clone();
-        let (mut flags, mut timeout) = (0, 0);
+    fn service(&self, key: ServiceKey, to: Option<&Forward>) -> Service {
+        let is_weighted = to.is_some_and(|to| to.pool.is_weighted());
+        let (mut scheduler, mut flags) = self.algorithm(is_weighted);
+        let mut timeout = 0;
         if let Some(affinity) = self.decision.affinity {
             match key {
                 ServiceKey::At { .. } => {
-                    (flags, timeout) = (flags::PERSISTENT, affinity.timeout_secs.get());
+                    flags |= flags::PERSISTENT;
+                    timeout = affinity.timeout_secs.get();
                 }
                 // A server that goes by a mark remembers a client with the port it asked for, not the endpoint's.
                 // So clients are told apart by a hash, which moves few of them when endpoints come and go.
-                ServiceKey::Mark { .. } => {
-                    "mh".clone_into(&mut scheduler);
-                    flags = flags::SCHEDULER_1;
-                }
+                ServiceKey::Mark { .. } => (scheduler, flags) = ("mh", flags::SCHEDULER_1),
             }
         }
-        // As kube-proxy has it: otherwise all connections of a client would go to one endpoint.
-        if scheduler == "mh" && self.decision.affinity.is_none() {
-            flags |= flags::SCHEDULER_2;
+        Service { key, scheduler: scheduler.to_owned(), flags, timeout }
+    }
+
+    /// The scheduler that the service asks for, or else the node's: the one of its kind that knows weights, where there
+    /// are any.
+    fn algorithm(&self, is_weighted: bool) -> (&str, u32) {
+        let asked = self.decision.algorithm();
+        let mut flags = 0;
+        for (wish, flag) in [
+            (SchedulerFlags::FALLBACK, flags::SCHEDULER_1),
+            (SchedulerFlags::PORT, flags::SCHEDULER_2),
+            (SchedulerFlags::THIRD, flags::SCHEDULER_3),
+        ] {
+            flags |= if asked.flags.contains(wish) { flag } else { 0 };
         }
-        Service { key, scheduler, flags, timeout }
+        if let Some(name) = asked.scheduler.and_then(Scheduler::kernel_name) {
+            return (name, flags);
+        }
+        match (self.scene.settings.scheduler.as_str(), is_weighted) {
+            ("rr", true) => ("wrr", flags),
+            ("lc", true) => ("wlc", flags),
+            // As kube-proxy has it: otherwise all connections of a client would go to one endpoint.
+            ("mh", _) => ("mh", flags | flags::SCHEDULER_2),
+            (name, _) => (name, flags),
+        }
     }
 }
-
-/// Of endpoints that are all alike.
-const WEIGHT: u32 = 1;
 
 fn forward(verdict: &Verdict) -> Option<&Forward> {
     match verdict {

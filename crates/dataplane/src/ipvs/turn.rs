@@ -36,6 +36,7 @@ impl Site<'_> {
         holdings: &mut Holdings,
         applied: &mut Applied,
     ) -> Result<(), Error> {
+        holdings.settle(&mut work);
         if work.is_empty() {
             return Ok(());
         }

@@ -13,38 +13,16 @@ use netlink::{
     route::Route,
 };
 
-use super::Report;
+use model::{Family, Protocol};
 
-/// The link that has all service addresses.
-const DEVICE: &str = "kube-ipvs0";
+use super::Report;
+use crate::ipvs::sets::Set;
+
+const DEVICE: &str = crate::names::IPVS_LINK;
 /// There as long as the kernel has IPVS loaded. To ask for IPVS itself could load it.
 const LOADED: &str = "/proc/thread-self/net/ip_vs";
 /// The same for sets.
 const SETS_LOADED: &str = "/sys/module/ip_set";
-
-/// All sets of the mode, in IPv4. For IPv6, `KUBE-` is `KUBE-6-`, cut to the 31 characters that a name may have.
-const SETS: [&str; 17] = [
-    "KUBE-LOOP-BACK",
-    "KUBE-CLUSTER-IP",
-    "KUBE-EXTERNAL-IP",
-    "KUBE-EXTERNAL-IP-LOCAL",
-    "KUBE-LOAD-BALANCER",
-    "KUBE-LOAD-BALANCER-LOCAL",
-    "KUBE-LOAD-BALANCER-FW",
-    "KUBE-LOAD-BALANCER-SOURCE-CIDR",
-    "KUBE-LOAD-BALANCER-SOURCE-IP",
-    "KUBE-NODE-PORT-TCP",
-    "KUBE-NODE-PORT-LOCAL-TCP",
-    "KUBE-NODE-PORT-UDP",
-    "KUBE-NODE-PORT-LOCAL-UDP",
-    "KUBE-NODE-PORT-SCTP-HASH",
-    "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
-    "KUBE-HEALTH-CHECK-NODE-PORT",
-    "KUBE-IPVS-IPS",
-];
-/// Those with the node ports that virtual servers on the node's own addresses have.
-const NODE_PORTS: [&str; 4] =
-    ["KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-TCP", "KUBE-6-NODE-PORT-UDP"];
 
 /// What to do with a server that has connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +66,7 @@ fn remove_servers(
     let scope = Ownership {
         service_ips: theirs.iter().map(|address| address.address).collect(),
         node_ips: own.iter().map(|address| address.address).collect(),
-        node_ports: sets.map(node_ports).unwrap_or_default(),
+        sets: sets.map(held).unwrap_or_default(),
     };
     let mut staying = 0;
     if fs::exists(LOADED).unwrap_or(false) {
@@ -122,10 +100,17 @@ fn is_busy(ipvs: &mut Ipvs, key: ServiceKey) -> Result<bool, netlink::Error> {
     Ok(dests.iter().any(|dest| dest.active > 0 || dest.inactive > 0))
 }
 
-fn node_ports(sets: &mut Ipset) -> HashSet<u16> {
-    let held = NODE_PORTS.iter().filter_map(|name| sets.read(name).ok().flatten());
-    let elements = held.flat_map(|held| held.elements);
-    elements.filter_map(|element| if let Element::Port(port) = element { Some(port) } else { None }).collect()
+/// The sets that tell servers on the node's own addresses, and those that go by a mark, from others.
+fn held(sets: &mut Ipset) -> HashSet<(Set, Element)> {
+    let telling = [Set::ExternalIp, Set::ExternalIpLocal, Set::LoadBalancer, Set::Inside]
+        .into_iter()
+        .chain(Protocol::ALL.map(Set::NodePort));
+    let mut held = HashSet::new();
+    for (family, set) in telling.flat_map(|set| Family::BOTH.map(|family| (family, set))) {
+        let elements = sets.read(&set.name(family)).ok().flatten().map(|held| held.elements);
+        held.extend(elements.into_iter().flatten().map(|element| (set, element)));
+    }
+    held
 }
 
 fn remove_sets(sets: &mut Ipset, report: &mut Report) {
@@ -146,24 +131,35 @@ fn remove_sets(sets: &mut Ipset, report: &mut Report) {
 }
 
 fn is_set(name: &str) -> bool {
-    SETS.iter().any(|v4| {
-        let v6: String = v4.replacen("KUBE-", "KUBE-6-", 1).chars().take(31).collect();
-        name == *v4 || name == v6
-    })
+    Family::BOTH.into_iter().any(|family| Set::find(name, family).is_some())
 }
 
 /// Whose a virtual server is. Others use IPVS too, keepalived for one.
 struct Ownership {
     service_ips: HashSet<IpAddr>,
     node_ips: HashSet<IpAddr>,
-    node_ports: HashSet<u16>,
+    sets: HashSet<(Set, Element)>,
 }
 
 impl Ownership {
     fn is_theirs(&self, key: &ServiceKey) -> bool {
-        let ServiceKey::At { address, port, .. } = key else { return false };
-        let is_node_port = self.node_ips.contains(address) && self.node_ports.contains(port);
-        self.service_ips.contains(address) || is_node_port
+        let (protocol, address, port) = match *key {
+            ServiceKey::At { protocol, address, port } => (protocol, address, port),
+            ServiceKey::Mark { mark, .. } => {
+                let has = |element: &Element| matches!(element, Element::Marked { mark: m, .. } if *m == mark);
+                return self.sets.iter().any(|(_, element)| has(element));
+            }
+        };
+        if self.service_ips.contains(&address) {
+            return true;
+        }
+        let place = Element::Address { address, protocol, port };
+        let Some(named) = Protocol::from_number(protocol).filter(|_| self.node_ips.contains(&address)) else {
+            return false;
+        };
+        let node_port = if named == Protocol::Sctp { place } else { Element::Port(port) };
+        let on_node = [Set::ExternalIp, Set::ExternalIpLocal, Set::LoadBalancer].map(|set| (set, place));
+        on_node.iter().chain([&(Set::NodePort(named), node_port)]).any(|member| self.sets.contains(member))
     }
 }
 
@@ -180,6 +176,7 @@ mod tests {
             "KUBE-6-CLUSTER-IP",
             "KUBE-6-LOAD-BALANCER-SOURCE-CID",
             "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
+            "KUBE-INSIDE",
         ] {
             assert!(is_set(name), "{name}");
         }
@@ -194,7 +191,7 @@ mod tests {
         let scope = Ownership {
             service_ips: ips("10.96.0.1 fd00::1"),
             node_ips: ips("192.0.2.1"),
-            node_ports: HashSet::from([30_080]),
+            sets: HashSet::from([(Set::NodePort(Protocol::Tcp), Element::Port(30_080))]),
         };
         let is_theirs = |at: &str| {
             let at: SocketAddr = at.parse().expect("an address and a port");

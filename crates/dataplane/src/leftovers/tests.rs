@@ -283,10 +283,10 @@ fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
         assert_eq!((report.failed.clone(), report.kept.clone()), (Vec::new(), Vec::new()));
         assert_eq!(report.removed, ["3 virtual servers of IPVS", "link kube-ipvs0", "1 sets"]);
         let left = ipvs.services().expect("a list");
-        let mut left: Vec<_> =
-            left.iter().map(|held| (held.service.key.address, held.service.key.port)).collect();
+        let mut left: Vec<_> = left.iter().map(|held| held.service.key).collect();
         left.sort();
-        assert_eq!(left, [(ip("192.0.2.1"), 80), (ip("198.51.100.1"), 30_080)]);
+        let at = |address, port| ServiceKey::At { protocol: 6, address: ip(address), port };
+        assert_eq!(left, [at("192.0.2.1", 80), at("198.51.100.1", 30_080)]);
         assert_eq!(remove(None), Report::default(), "nothing more to do");
     });
 }

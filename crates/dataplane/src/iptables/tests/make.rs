@@ -15,13 +15,13 @@ use proptest::{prelude::*, sample::select};
 use crate::nftables::tests::make::{ip, net, node_ip};
 
 /// A world, and the plan that follows it.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     world: World,
-    pub(super) plan: Plan,
+    pub(crate) plan: Plan,
 }
 
 impl Cluster {
-    pub(super) fn new(detect_local: DetectLocal) -> Cluster {
+    pub(crate) fn new(detect_local: DetectLocal) -> Cluster {
         let mut world = World::new(Settings {
             node_name: "here".into(),
             families: PerFamily { v4: true, v6: true },
@@ -43,7 +43,7 @@ impl Cluster {
         cluster
     }
 
-    pub(super) fn update(&mut self, updates: impl IntoIterator<Item = Update>) -> Changes {
+    pub(crate) fn update(&mut self, updates: impl IntoIterator<Item = Update>) -> Changes {
         updates.into_iter().for_each(|update| self.world.apply(update));
         let dirty = self.world.take_dirty();
         self.plan.update(&self.world, dirty)
@@ -52,21 +52,21 @@ impl Cluster {
 
 /// One service, in few words.
 #[derive(Clone, Debug)]
-pub(super) struct Sketch {
-    pub(super) number: u8,
-    pub(super) protocol: Protocol,
-    pub(super) node_port: bool,
-    pub(super) load_balancer: bool,
-    pub(super) external_ip: bool,
-    pub(super) ranges: bool,
-    pub(super) internal: TrafficPolicy,
-    pub(super) external: TrafficPolicy,
-    pub(super) affinity_secs: Option<u32>,
-    pub(super) unnamed: bool,
+pub(crate) struct Sketch {
+    pub(crate) number: u8,
+    pub(crate) protocol: Protocol,
+    pub(crate) node_port: bool,
+    pub(crate) load_balancer: bool,
+    pub(crate) external_ip: bool,
+    pub(crate) ranges: bool,
+    pub(crate) internal: TrafficPolicy,
+    pub(crate) external: TrafficPolicy,
+    pub(crate) affinity_secs: Option<u32>,
+    pub(crate) unnamed: bool,
 }
 
 /// A plain one.
-pub(super) fn sketch(number: u8) -> Sketch {
+pub(crate) fn sketch(number: u8) -> Sketch {
     Sketch {
         number,
         protocol: Protocol::Tcp,
@@ -90,7 +90,7 @@ impl Sketch {
         if self.unnamed { "".into() } else { "http".into() }
     }
 
-    pub(super) fn service(&self) -> Update {
+    pub(crate) fn service(&self) -> Update {
         let of_both = |text: String| Family::BOTH.map(|family| ip(family, &text));
         let address = |asked: bool, prefix: &str| -> Box<[_]> {
             if asked { of_both(format!("{prefix}.{}", self.number)).into() } else { Box::default() }
@@ -126,7 +126,7 @@ impl Sketch {
     }
 
     /// A slice of each family with these hosts; those below 100 run here.
-    pub(super) fn slices(&self, hosts: &[(u8, Conditions)]) -> Vec<Update> {
+    pub(crate) fn slices(&self, hosts: &[(u8, Conditions)]) -> Vec<Update> {
         let of_family = |family: Family| {
             let name = format!("web-{}-{family}", self.number);
             let endpoint = |(host, conditions): &(u8, Conditions)| {
@@ -154,12 +154,12 @@ impl Sketch {
 }
 
 /// Endpoints that are ready.
-pub(super) fn ready(hosts: &[u8]) -> Vec<(u8, Conditions)> {
+pub(crate) fn ready(hosts: &[u8]) -> Vec<(u8, Conditions)> {
     hosts.iter().map(|host| (*host, Conditions::default())).collect()
 }
 
 /// A cluster with one of everything.
-pub(super) fn sampler() -> Cluster {
+pub(crate) fn sampler() -> Cluster {
     let mut cluster = Cluster::new(DetectLocal::NodeCidr);
     let plain = sketch(1);
     let sticky = Sketch { affinity_secs: Some(10_800), protocol: Protocol::Udp, unnamed: true, ..sketch(2) };
@@ -193,14 +193,14 @@ pub(super) fn sampler() -> Cluster {
 
 /// Something that happens to one of a few services.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Service(Sketch),
     Slices(Sketch, Vec<(u8, Conditions)>),
     Gone(u8),
 }
 
 impl Event {
-    pub(super) fn updates(&self) -> Vec<Update> {
+    pub(crate) fn updates(&self) -> Vec<Update> {
         match self {
             Event::Service(sketch) => vec![sketch.service()],
             Event::Slices(sketch, hosts) => sketch.slices(hosts),
@@ -209,7 +209,7 @@ impl Event {
     }
 }
 
-pub(super) fn detectors() -> impl Strategy<Value = DetectLocal> {
+pub(crate) fn detectors() -> impl Strategy<Value = DetectLocal> {
     select(vec![
         DetectLocal::NodeCidr,
         DetectLocal::ClusterCidr(PerFamily::default()),
@@ -242,7 +242,7 @@ fn sketches() -> impl Strategy<Value = Sketch> {
     )
 }
 
-pub(super) fn events() -> impl Strategy<Value = Event> {
+pub(crate) fn events() -> impl Strategy<Value = Event> {
     let conditions = select(vec![
         Conditions::default(),
         Conditions::default(),

@@ -19,18 +19,18 @@ type Chains = BTreeMap<String, Vec<String>>;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
-    pub(super) tables: PerFamily<BTreeMap<Table, Chains>>,
+pub(crate) struct Memory {
+    pub(crate) tables: PerFamily<BTreeMap<Table, Chains>>,
     /// What becomes of the next restores; well, when empty.
-    pub(super) schedule: VecDeque<Mishap>,
+    pub(crate) schedule: VecDeque<Mishap>,
     /// The last input, and how many there were.
-    pub(super) last: String,
-    pub(super) restores: usize,
+    pub(crate) last: String,
+    pub(crate) restores: usize,
 }
 
 /// What goes wrong with a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mishap {
+pub(crate) enum Mishap {
     None,
     /// Nothing is changed.
     Refused,
@@ -58,17 +58,17 @@ impl Default for Memory {
 
 impl Memory {
     /// The rules of a chain that is there.
-    pub(super) fn rules(&self, family: Family, table: Table, chain: &str) -> Option<&Vec<String>> {
+    pub(crate) fn rules(&self, family: Family, table: Table, chain: &str) -> Option<&Vec<String>> {
         self.tables[family][&table].get(chain)
     }
 
     /// All chains of a table that are not the kernel's.
-    pub(super) fn chains(&self, family: Family, table: Table) -> BTreeSet<String> {
+    pub(crate) fn chains(&self, family: Family, table: Table) -> BTreeSet<String> {
         self.tables[family][&table].keys().filter(|name| !is_built_in(name)).cloned().collect()
     }
 
     /// Somebody else empties a chain, or removes a rule of it.
-    pub(super) fn vandalise(&mut self, family: Family, table: Table, choice: usize) {
+    pub(crate) fn vandalise(&mut self, family: Family, table: Table, choice: usize) {
         let chains = self.tables[family].get_mut(&table).unwrap();
         let index = choice % chains.len();
         let rules = chains.values_mut().nth(index).unwrap();

@@ -8,6 +8,6 @@
 
 mod changes;
 mod kernel;
-mod make;
-mod memory;
+pub(crate) mod make;
+pub(crate) mod memory;
 mod pure;

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Step by step, with failures, comes to the same as at once; and a step costs what it changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use model::{DetectLocal, Family, PerFamily, Plan, TrafficPolicy};
+use netlink::ipvs::{Change, Dest, DestKey, Forward, Service, ServiceKey};
+use proptest::prelude::*;
+
+use super::memory::Memory;
+use crate::{
+    Config, Dataplane as _, Scope,
+    iptables::tests::{
+        make::{Cluster, Sketch, detectors, events, ready, sampler, sketch},
+        memory::Memory as Tables,
+    },
+    ipvs::{Ipvs, Settings, holdings::asked, kernel::Machine as _, program::Program, render::Scene, sets::Set},
+    nftables::tests::make::{ip, node_ip},
+};
+
+type Fake = Ipvs<Memory, Tables>;
+
+fn own() -> BTreeSet<IpAddr> {
+    Family::BOTH.into_iter().flat_map(|family| [node_ip(family), ip(family, "192.168.0.9")]).collect()
+}
+
+fn ipvs(memory: Memory) -> Fake {
+    Ipvs::over(Memory { own: own(), ..memory }, Tables::default(), &Config::default())
+}
+
+fn program(plan: &Plan, family: Family) -> Program {
+    let (settings, own) = (Settings::default(), own());
+    Program::render(&Scene { plan, family, settings: &settings, own: &own, mark: 1 << 14 })
+}
+
+/// Panics unless the kernel holds the plan, all of it and nothing else; what is going aside.
+fn assert_holds(ipvs: &Fake, plan: &Plan) {
+    let machine = &ipvs.machine;
+    let programs = PerFamily::from_fn(|family| program(plan, family));
+    let by_mark = |key: &ServiceKey| matches!(key, ServiceKey::Mark { .. });
+    // Which number a mark has is chance; what it leads to is not.
+    let mut wanted: BTreeMap<ServiceKey, (Service, BTreeMap<DestKey, u32>)> = BTreeMap::new();
+    let (mut marked_wanted, mut marked_found) = (Vec::new(), Vec::new());
+    for server in Family::BOTH.into_iter().flat_map(|family| programs[family].servers.values()) {
+        let dests: BTreeMap<DestKey, u32> = server.dests.iter().copied().collect();
+        match by_mark(&server.service.key) {
+            true => marked_wanted.push(dests),
+            false => drop(wanted.insert(server.service.key, (server.service.clone(), dests))),
+        }
+    }
+    let mut found = BTreeMap::new();
+    for (key, (service, dests)) in &machine.servers {
+        let open: BTreeMap<DestKey, u32> =
+            dests.values().filter(|dest| dest.weight > 0).map(|dest| (dest.key, dest.weight)).collect();
+        match by_mark(key) {
+            true => marked_found.push(open),
+            false => drop(found.insert(*key, (asked(service), open))),
+        }
+    }
+    assert_eq!(found, wanted);
+    marked_wanted.sort();
+    marked_found.sort();
+    assert_eq!(marked_found, marked_wanted);
+    for (family, set) in Family::BOTH.into_iter().flat_map(|family| Set::ALL.map(|set| (family, set))) {
+        let (_, elements) = &machine.sets[&set.name(family)];
+        match set {
+            Set::Inside => assert_eq!(elements.len(), programs[family].sets[&set].len()),
+            _ => assert_eq!(elements, &programs[family].sets[&set], "{}", set.name(family)),
+        }
+    }
+    let addresses = Family::BOTH.into_iter().flat_map(|family| programs[family].addresses.iter().copied());
+    assert_eq!(machine.bound, addresses.collect());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_way_with_failures_ends_with_the_plan(
+        detector in detectors(),
+        events in prop::collection::vec(events(), 1..16),
+        schedule in prop::collection::vec(prop::sample::select(vec![false, false, false, true]), 0..200),
+    ) {
+        let mut cluster = Cluster::new(detector);
+        let mut ipvs = ipvs(Memory { schedule: schedule.into(), ..Memory::default() });
+        let mut is_well = ipvs.apply(&cluster.plan, Scope::All).is_ok();
+        for event in events {
+            let changes = cluster.update(event.updates());
+            let scope = if is_well { Scope::Only(&changes) } else { Scope::All };
+            is_well = ipvs.apply(&cluster.plan, scope).is_ok();
+        }
+        ipvs.machine.schedule.clear();
+        if !is_well {
+            ipvs.apply(&cluster.plan, Scope::All).unwrap();
+        }
+        assert_holds(&ipvs, &cluster.plan);
+        let again = ipvs.apply(&cluster.plan, Scope::All).unwrap();
+        prop_assert!(again.changed_nothing(), "{again:?}");
+    }
+}
+
+#[test]
+fn a_restart_changes_nothing() {
+    let cluster = sampler();
+    let mut first = ipvs(Memory::default());
+    first.apply(&cluster.plan, Scope::All).unwrap();
+    assert_holds(&first, &cluster.plan);
+    let written = first.machine.written;
+    let mut second = Ipvs::over(first.machine, first.tables, &Config::default());
+    assert!(second.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
+    assert_eq!(second.machine.written, written);
+}
+
+/// Whatever the size of the cluster and of the service.
+#[test]
+fn one_endpoint_is_one_message_for_each_address() {
+    for (services, endpoints) in [(1u8, 4u8), (40, 4), (5, 60)] {
+        let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+        let hosts: Vec<u8> = (101..101 + endpoints).collect();
+        let each = (1..=services).flat_map(|number| {
+            let service = sketch(number);
+            [vec![service.service()], service.slices(&ready(&hosts))].concat()
+        });
+        cluster.update(each);
+        let mut ipvs = ipvs(Memory::default());
+        ipvs.apply(&cluster.plan, Scope::All).unwrap();
+        (ipvs.machine.written, ipvs.machine.asked) = (0, 0);
+        let more: Vec<u8> = (101..=101 + endpoints).collect();
+        let changes = cluster.update(sketch(1).slices(&ready(&more)));
+        ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+        assert_eq!((ipvs.machine.written, ipvs.machine.asked), (2, 0), "one for each family");
+        let changes = cluster.update(sketch(1).slices(&ready(&hosts)));
+        ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+        assert_eq!((ipvs.machine.written, ipvs.machine.asked), (4, 0));
+        assert_holds(&ipvs, &cluster.plan);
+    }
+}
+
+fn server(address: &str) -> Service {
+    let key = ServiceKey::At { protocol: 6, address: address.parse().unwrap(), port: 80 };
+    Service { key, scheduler: "wlc".to_owned(), flags: 0, timeout: 0 }
+}
+
+#[test]
+fn servers_of_others_are_not_touched() {
+    let foreign = [server("198.18.0.1"), server("192.168.0.9")];
+    let mut memory = Memory::default();
+    memory.change(&foreign.clone().map(Change::AddService)).unwrap();
+    let by_mark = ServiceKey::Mark { family: netlink::Family::V4, mark: 1 };
+    memory.change(&[Change::AddService(Service { key: by_mark, ..server("198.18.0.1") })]).unwrap();
+    // Left behind by somebody of our trade.
+    let stale = server("10.96.0.99");
+    memory.change(&[Change::AddService(stale.clone())]).unwrap();
+    memory.bound.insert("10.96.0.99".parse().unwrap());
+    let mut ipvs = ipvs(memory);
+    let mut cluster = sampler();
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let changes = cluster.update([]);
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    for key in foreign.map(|service| service.key).into_iter().chain([by_mark]) {
+        assert_eq!(ipvs.machine.servers[&key].0.scheduler, "wlc");
+    }
+    assert!(!ipvs.machine.servers.contains_key(&stale.key), "it was ours to remove");
+    assert!(!ipvs.machine.bound.contains(&"10.96.0.99".parse().unwrap()));
+}
+
+#[test]
+fn excluded_servers_are_never_removed() {
+    let stale = server("10.96.0.99");
+    let mut memory = Memory { own: own(), ..Memory::default() };
+    memory.change(&[Change::AddService(stale.clone())]).unwrap();
+    memory.bound.insert("10.96.0.99".parse().unwrap());
+    let settings = Settings { exclude: vec!["10.96.0.99/32".parse().unwrap()], ..Settings::default() };
+    let config = Config { ipvs: settings, ..Config::default() };
+    let mut ipvs = Ipvs::over(memory, Tables::default(), &config);
+    ipvs.apply(&sampler().plan, Scope::All).unwrap();
+    assert!(ipvs.machine.servers.contains_key(&stale.key));
+}
+
+fn vip(number: u8) -> ServiceKey {
+    ServiceKey::At { protocol: 6, address: ip(Family::V4, &format!("10.96.0.{number}")), port: 80 }
+}
+
+fn dest(host: u8) -> DestKey {
+    let net = u8::from(host >= 100);
+    DestKey { address: ip(Family::V4, &format!("10.244.{net}.{host}")), port: 8080 }
+}
+
+#[test]
+fn a_real_server_goes_when_its_connections_have_ended() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = sketch(1);
+    cluster.update([vec![web.service()], web.slices(&ready(&[101, 102]))].concat());
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    ipvs.machine.busy.insert((vip(1), dest(102)), 3);
+    let changes = cluster.update(web.slices(&ready(&[101])));
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let weight = |ipvs: &Fake, host| ipvs.machine.servers[&vip(1)].1.get(&dest(host)).map(|dest| dest.weight);
+    assert_eq!((weight(&ipvs, 101), weight(&ipvs, 102)), (Some(1), Some(0)));
+    assert!(ipvs.audit().unwrap().more);
+    assert_eq!(weight(&ipvs, 102), Some(0), "it has connections");
+    // A new process knows nothing of it, but finds it.
+    let mut ipvs = Ipvs::over(ipvs.machine, ipvs.tables, &Config::default());
+    assert!(ipvs.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
+    ipvs.machine.busy.clear();
+    ipvs.audit().unwrap();
+    assert_eq!(weight(&ipvs, 102), None);
+    // It comes back as if it had never been gone.
+    let changes = cluster.update(web.slices(&ready(&[101, 102])));
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    assert_eq!(weight(&ipvs, 102), Some(1));
+    assert_holds(&ipvs, &cluster.plan);
+}
+
+#[test]
+fn weights_that_somebody_left_do_not_survive_a_start() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = sketch(1);
+    cluster.update([vec![web.service()], web.slices(&ready(&[101, 102]))].concat());
+    let mut first = ipvs(Memory::default());
+    first.apply(&cluster.plan, Scope::All).unwrap();
+    let quiet = Dest { key: dest(102), weight: 0, forward: Forward::Nat };
+    first.machine.change(&[Change::SetDest(vip(1), quiet)]).unwrap();
+    let mut second = Ipvs::over(first.machine, first.tables, &Config::default());
+    assert_eq!(second.apply(&cluster.plan, Scope::All).unwrap().added, 1);
+    assert_holds(&second, &cluster.plan);
+}
+
+#[test]
+fn a_service_that_goes_keeps_its_connections() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = sketch(1);
+    cluster.update([vec![web.service()], web.slices(&ready(&[101]))].concat());
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    ipvs.machine.busy.insert((vip(1), dest(101)), 1);
+    let gone = crate::iptables::tests::make::Event::Gone(1);
+    let changes = cluster.update(gone.updates());
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let address = ip(Family::V4, "10.96.0.1");
+    assert!(ipvs.machine.bound.contains(&address));
+    assert_eq!(ipvs.machine.servers[&vip(1)].1[&dest(101)].weight, 0);
+    assert_eq!(ipvs.machine.servers.len(), 1, "that of the other family had none");
+    ipvs.machine.busy.clear();
+    ipvs.audit().unwrap();
+    assert_eq!((ipvs.machine.servers.len(), ipvs.machine.bound.len()), (0, 0));
+    assert_holds(&ipvs, &cluster.plan);
+}
+
+#[test]
+fn what_others_change_is_found_and_mended() {
+    let cluster = sampler();
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let round = |ipvs: &mut Fake| loop {
+        let audited = ipvs.audit().unwrap();
+        if audited.drift.is_some() || !audited.more {
+            return audited.drift;
+        }
+    };
+    assert_eq!(round(&mut ipvs), None);
+    let harms: [&dyn Fn(&mut Memory); 4] = [
+        &|memory| drop(memory.servers.remove(&vip(1))),
+        &|memory| memory.servers.get_mut(&vip(1)).unwrap().0.scheduler = "sh".to_owned(),
+        &|memory| memory.servers.get_mut(&vip(1)).unwrap().1.retain(|key, _| *key != dest(101)),
+        &|memory| memory.sets.get_mut("KUBE-CLUSTER-IP").unwrap().1.clear(),
+    ];
+    for harm in harms {
+        harm(&mut ipvs.machine);
+        assert!(round(&mut ipvs).is_some());
+        assert!(ipvs.apply(&cluster.plan, Scope::All).unwrap().mended);
+        assert_holds(&ipvs, &cluster.plan);
+        assert_eq!(round(&mut ipvs), None);
+    }
+}
+
+#[test]
+fn node_ports_follow_the_addresses_of_the_node() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = Sketch { node_port: true, external: TrafficPolicy::Local, ..sketch(1) };
+    cluster.update([vec![web.service()], web.slices(&ready(&[1, 101]))].concat());
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let extra = ip(Family::V4, "192.168.0.77");
+    let key = ServiceKey::At { protocol: 6, address: extra, port: 30_001 };
+    assert!(!ipvs.machine.servers.contains_key(&key));
+    ipvs.machine.own.insert(extra);
+    ipvs.machine.news = true;
+    let changes = cluster.update([]);
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    assert!(ipvs.machine.servers.contains_key(&key));
+}
