@@ -38,6 +38,7 @@ use crate::{
     connections::Connections,
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
+    fallback,
     feed::Feed,
     flags::{Options, Source},
     flows, health, host, http,
@@ -89,10 +90,11 @@ pub struct Proxy {
 impl Proxy {
     /// Starts everything. The error is one sentence.
     pub fn start(setup: Setup) -> Result<Proxy, String> {
-        let Setup { config, checked, source, master, flags, netns } = setup;
-        let mode = available(checked.mode)?;
+        let Setup { mut config, mut checked, source, master, flags, netns } = setup;
         let netns = netns.map(Arc::new);
         let families = in_netns(netns.as_deref(), host::families)?;
+        let fallback = in_netns(netns.as_deref(), || fallback::settle(&mut config, &mut checked, families))??;
+        let mode = available(checked.mode)?;
         let accounted = Accounted::find(mode, netns.as_deref());
         possible(&checked, families)?;
         let node_name = host::node_name(&config.hostname_override)?;
@@ -106,6 +108,7 @@ impl Proxy {
 
         describe(&metrics, &config, &feed);
         let events = recorder(&runtime, &feed, &node_name, &metrics);
+        fallback.iter().for_each(|fallback| fallback.tell(&metrics, &events));
         let place = (node_name, families);
         let (live, tuning) = Live::new((config, &checked), place, (&status, &metrics), netns.clone());
         let connections = Arc::new(Connections::default());
@@ -221,6 +224,7 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
         masquerade_bit: checked.masquerade_bit,
         families,
         counted_endpoints: checked.counted_endpoints as usize,
+        ipvs: checked.ipvs.clone(),
         ..dataplane::Config::default()
     };
     dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())
@@ -231,6 +235,7 @@ pub fn available(mode: Mode) -> Result<dataplane::Mode, String> {
     match mode {
         Mode::Nftables => Ok(dataplane::Mode::Nftables),
         Mode::Iptables => Ok(dataplane::Mode::Iptables),
+        Mode::Ipvs => Ok(dataplane::Mode::Ipvs),
         other => Err(format!(
             "this build has no {other} mode yet, only nftables and iptables; leave the mode empty or set it so"
         )),

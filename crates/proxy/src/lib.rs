@@ -31,6 +31,7 @@ pub mod connections;
 pub mod drift;
 pub mod endpoints;
 pub mod events;
+pub mod fallback;
 pub mod feed;
 pub mod flags;
 pub mod flows;

@@ -91,6 +91,7 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
     }
     let mut checked = checked(&options.config)?;
     checked.counted_endpoints = options.counted_endpoints;
+    checked.ipvs_fallback = options.ipvs_fallback;
     for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
         tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");
     }

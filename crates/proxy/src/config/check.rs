@@ -40,6 +40,10 @@ pub struct Checked {
     pub sync_period: Duration,
     /// The bit of the packet mark that asks for masquerading.
     pub masquerade_bit: u8,
+    /// For the ipvs mode.
+    pub ipvs: dataplane::ipvs::Settings,
+    /// The mode to take where the kernel cannot do ipvs; from our own settings.
+    pub ipvs_fallback: own::Fallback,
 }
 
 /// The modes that have a name. Not all of them are built yet; see `app`.
@@ -121,6 +125,8 @@ pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
         min_sync_period: min.to_std(),
         sync_period: max.to_std(),
         masquerade_bit: u8::try_from(bit.unwrap_or(14)).unwrap_or(14),
+        ipvs: ipvs_settings(config),
+        ipvs_fallback: own::Fallback::default(),
     })
 }
 
@@ -321,6 +327,23 @@ fn periods(config: &Config, list: &mut Wrong) -> (GoDuration, GoDuration) {
         list.add(min_field, min, format!("must not be greater than {max_field} ({max})"));
     }
     (min, max)
+}
+
+/// What of the configuration only the ipvs mode looks at.
+fn ipvs_settings(config: &Config) -> dataplane::ipvs::Settings {
+    let ipvs = &config.ipvs;
+    let seconds = |duration: GoDuration| u32::try_from(duration.to_std().as_secs()).unwrap_or(u32::MAX);
+    let default = dataplane::ipvs::Settings::default();
+    dataplane::ipvs::Settings {
+        scheduler: if ipvs.scheduler.is_empty() { default.scheduler } else { ipvs.scheduler.clone() },
+        exclude: ipvs.exclude_cidrs.iter().flatten().filter_map(|text| parse_cidr(text)).collect(),
+        strict_arp: ipvs.strict_arp,
+        timeouts: netlink::ipvs::Timeouts {
+            tcp: seconds(ipvs.tcp_timeout),
+            tcp_fin: seconds(ipvs.tcp_fin_timeout),
+            udp: seconds(ipvs.udp_timeout),
+        },
+    }
 }
 
 fn ipvs(config: &Config, list: &mut Wrong) {

@@ -44,6 +44,19 @@ pub struct Own {
     pub node_port_range: Option<PortRange>,
     /// Where Services come from: `kubernetes`, or `file:PATH`.
     pub source: Option<Source>,
+    /// What to do instead where the kernel cannot do ipvs: `iptables`, `nftables`, or `none`.
+    pub ipvs_fallback: Option<Fallback>,
+}
+
+/// The mode to take where the kernel cannot do ipvs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// As kube-proxy did of old; nftables where iptables is not to be had.
+    #[default]
+    Iptables,
+    Nftables,
+    /// None: the process ends.
+    None,
 }
 
 /// Where Services and EndpointSlices come from.
@@ -130,6 +143,29 @@ impl fmt::Display for Source {
     }
 }
 
+impl FromStr for Fallback {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Fallback, &'static str> {
+        match text {
+            "iptables" => Ok(Fallback::Iptables),
+            "nftables" => Ok(Fallback::Nftables),
+            "none" => Ok(Fallback::None),
+            _ => Err("must be iptables, nftables or none"),
+        }
+    }
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fallback::Iptables => "iptables",
+            Fallback::Nftables => "nftables",
+            Fallback::None => "none",
+        })
+    }
+}
+
 impl FromStr for PortRange {
     type Err = &'static str;
 
@@ -150,7 +186,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Both are written as text.
+/// All are written as text.
 macro_rules! as_text {
     ($($type:ty),*) => {$(
         impl Serialize for $type {
@@ -170,7 +206,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(Source, PortRange);
+as_text!(Source, PortRange, Fallback);
 
 #[cfg(test)]
 mod tests {
@@ -202,6 +238,7 @@ mod tests {
             ("nodePortRange: 30000\n", "line 3: nodePortRange: must be a string"),
             ("nodePortRange: 0-5\n", "line 3: nodePortRange: must be two ports"),
             ("nodePortRange: 9-5\n", "line 3: nodePortRange: must be two ports"),
+            ("ipvsFallback: ipvs\n", "line 3: ipvsFallback: must be iptables, nftables or none"),
             ("x: 1\nsource: 5\n", "line 3: x: unknown field; line 4: source: must be a string"),
         ] {
             let error = Own::decode(&format!("{HEAD}{body}")).expect_err(body);

@@ -21,7 +21,7 @@ use crate::{
     config::{
         Config,
         decode::{self, Notice},
-        own::{COUNTED_ENDPOINTS, Own, PortRange},
+        own::{COUNTED_ENDPOINTS, Fallback, Own, PortRange},
     },
     syntax::{GoDuration, parse_ip},
 };
@@ -45,6 +45,8 @@ pub struct Options {
     pub node_port_range: PortRange,
     /// Connections are counted up to so many endpoints.
     pub counted_endpoints: u32,
+    /// The mode to take where the kernel cannot do ipvs.
+    pub ipvs_fallback: Fallback,
     /// Flags that belong to whichever mode is in use; which one is known only at the end.
     per_mode: PerMode,
     healthz_port: i32,
@@ -77,6 +79,7 @@ impl Default for Options {
             source: Source::Kubernetes,
             node_port_range: PortRange::default(),
             counted_endpoints: COUNTED_ENDPOINTS,
+            ipvs_fallback: Fallback::default(),
             per_mode: PerMode {
                 masquerade_all: false,
                 sync_period: max,
@@ -129,7 +132,8 @@ impl Options {
     }
 
     fn apply_own(&mut self, own: Own) {
-        let Own { mode, counted_endpoints, source, node_port_range, api_version: _, kind: _ } = own;
+        let Own { mode, counted_endpoints, source, node_port_range, ipvs_fallback, api_version: _, kind: _ } = own;
+        self.ipvs_fallback = ipvs_fallback.unwrap_or(self.ipvs_fallback);
         self.counted_endpoints = counted_endpoints.unwrap_or(self.counted_endpoints);
         self.config.mode = mode.unwrap_or(std::mem::take(&mut self.config.mode));
         self.source = source.unwrap_or(std::mem::take(&mut self.source));

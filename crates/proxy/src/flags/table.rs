@@ -58,6 +58,17 @@ pub const FLAGS: &[Flag<Options>] = &[
     )
     .always(),
     value(
+        "ipvs-fallback",
+        "mode",
+        "iptables",
+        "The mode to take where the kernel cannot do ipvs: iptables, nftables, or none to end instead.",
+        |o, v| {
+            o.ipvs_fallback = v.parse()?;
+            Ok(())
+        },
+    )
+    .always(),
+    value(
         "write-config-to",
         "file",
         "",

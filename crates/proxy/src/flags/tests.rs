@@ -66,7 +66,7 @@ fn every_flag_of_kube_proxy_is_there() {
     for name in table.split_whitespace() {
         assert!(table::FLAGS.iter().any(|flag| flag.name == name), "--{name} is missing");
     }
-    let ours = ["portolan-config", "source", "node-port-range", "counted-endpoints"];
+    let ours = ["portolan-config", "source", "node-port-range", "counted-endpoints", "ipvs-fallback"];
     let foreign = table::FLAGS.iter().filter(|flag| !ours.contains(&flag.name)).count();
     assert_eq!(foreign, table.split_whitespace().count(), "only these are ours");
 }

@@ -106,6 +106,8 @@ metrics! {
         "Waits for the lock that the users of iptables share." [] sync_buckets;
     split: Counter = "portolan_iptables_split_total"
         "Times that chains of a proxy were found in the tables of the iptables variant that is not in use." [] Counter::default;
+    fallback: Gauge = "portolan_mode_fallback"
+        "Another mode is in force than was asked for; always 1." ["in_force", "wanted"] Gauge::default;
     panics: Counter = "portolan_panics_total"
         "Bugs that were caught and survived." [] Counter::default;
     programming: Histogram = "portolan_programming_duration_seconds"
