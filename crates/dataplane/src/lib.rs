@@ -91,6 +91,35 @@ pub trait Meter: Send {
     /// All that is counted now, one reading for each frontend and endpoint, in any order. What an endpoint that is
     /// gone had counted is not here but in [`Applied::retired`].
     fn read(&mut self) -> Result<Vec<Reading>, Error>;
+
+    /// What else the kernel counted, as of the last [`Meter::read`]; nothing in most modes.
+    fn traffic(&mut self) -> Vec<Traffic> {
+        Vec::new()
+    }
+}
+
+/// What went to an endpoint by a frontend, and what is open there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    pub frontend: Frontend,
+    pub endpoint: SocketAddr,
+    /// Towards the endpoint.
+    pub packets_in: u64,
+    pub packets_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    /// Connections that are open.
+    pub active: u64,
+    /// Connections that are over but remembered, and flows without connections.
+    pub inactive: u64,
+}
+
+impl Traffic {
+    /// Nothing yet.
+    pub fn none(frontend: Frontend, endpoint: SocketAddr) -> Traffic {
+        let (packets_in, packets_out, bytes_in, bytes_out, active, inactive) = (0, 0, 0, 0, 0, 0);
+        Traffic { frontend, endpoint, packets_in, packets_out, bytes_in, bytes_out, active, inactive }
+    }
 }
 
 /// New connections to a frontend that were sent to an endpoint. Those of a client that was remembered are not
@@ -120,6 +149,8 @@ pub struct Audited {
     pub drift: Option<String>,
     /// The round is not over.
     pub more: bool,
+    /// What had counted that went meanwhile.
+    pub retired: Vec<Reading>,
 }
 
 /// How much of a Plan to look at. A hint: [`Scope::All`] is always right.

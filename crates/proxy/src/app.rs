@@ -38,7 +38,7 @@ use crate::{
     connections::Connections,
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
-    fallback,
+    fallback::settle,
     feed::Feed,
     flags::{Options, Source},
     flows, health, host, http,
@@ -92,8 +92,7 @@ impl Proxy {
     pub fn start(setup: Setup) -> Result<Proxy, String> {
         let Setup { mut config, mut checked, source, master, flags, netns } = setup;
         let netns = netns.map(Arc::new);
-        let families = in_netns(netns.as_deref(), host::families)?;
-        let fallback = in_netns(netns.as_deref(), || fallback::settle(&mut config, &mut checked, families))??;
+        let (families, fallback) = in_netns(netns.as_deref(), || settle(&mut config, &mut checked))??;
         let mode = available(checked.mode)?;
         let accounted = Accounted::find(mode, netns.as_deref());
         possible(&checked, families)?;

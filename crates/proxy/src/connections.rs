@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::{Meter, Reading};
+use dataplane::{Meter, Reading, Traffic};
 use model::{Changes, Frontend, Plan, ServicePortName};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -42,6 +42,52 @@ pub(crate) const OF_ENDPOINTS: About = About {
     help: "New connections to a service port that were sent to this endpoint; not those of remembered clients.",
 };
 
+/// Of services and of endpoints; and what the two values of each are.
+const TRAFFIC: [([About; 2], [&str; 2]); 3] = [
+    (
+        [
+            of_service("portolan_service_packets_total", "counter", "Packets of a service port, ipvs mode."),
+            of_endpoint("portolan_endpoint_packets_total", "counter", "Packets of an endpoint, ipvs mode."),
+        ],
+        ["in", "out"],
+    ),
+    (
+        [
+            of_service("portolan_service_bytes_total", "counter", "Bytes of a service port, ipvs mode."),
+            of_endpoint("portolan_endpoint_bytes_total", "counter", "Bytes of an endpoint, ipvs mode."),
+        ],
+        ["in", "out"],
+    ),
+    (
+        [
+            of_service(
+                "portolan_service_open_connections",
+                "gauge",
+                "Connections of a service port now, ipvs mode.",
+            ),
+            of_endpoint(
+                "portolan_endpoint_open_connections",
+                "gauge",
+                "Connections of an endpoint now, ipvs mode.",
+            ),
+        ],
+        ["active", "inactive"],
+    ),
+];
+
+const fn of_service(name: &'static str, kind: &'static str, help: &'static str) -> About {
+    About { name, kind, labels: &["namespace", "service", "port", "protocol", "what"], help }
+}
+
+const fn of_endpoint(name: &'static str, kind: &'static str, help: &'static str) -> About {
+    About { name, kind, labels: &["namespace", "service", "port", "protocol", "endpoint", "what"], help }
+}
+
+/// All series that are written here.
+pub(crate) fn series() -> impl Iterator<Item = About> {
+    [OF_SERVICES, OF_ENDPOINTS].into_iter().chain(TRAFFIC.into_iter().flat_map(|(abouts, _)| abouts))
+}
+
 /// The ledger; shared by the loop, the reader and who asks.
 #[derive(Default)]
 pub struct Connections {
@@ -61,6 +107,8 @@ struct Book {
     /// The same of endpoints that are no more.
     departed: HashMap<Port, u64>,
     endpoints: BTreeMap<(Port, SocketAddr), u64>,
+    /// Packets, bytes and open connections, in and out or active and not.
+    traffic: BTreeMap<(Port, SocketAddr), [[u64; 2]; 3]>,
     services: BTreeMap<Port, u64>,
     /// Changes with each retirement: a reading from before must not be added to it.
     epoch: u64,
@@ -142,6 +190,7 @@ impl Connections {
             (labels, *count as f64)
         });
         OF_ENDPOINTS.write(out, endpoints);
+        TRAFFIC.iter().enumerate().for_each(|(index, _)| book.write_traffic(index, &labels, out));
     }
 
     fn refresh(&self) {
@@ -174,6 +223,7 @@ impl Connections {
             let mut book = self.lock();
             if book.epoch == epoch {
                 book.enter(&readings);
+                book.enter_traffic(&meter.traffic());
                 break;
             }
         }
@@ -200,6 +250,56 @@ fn unhurried(wait: impl FnOnce()) {
 }
 
 impl Book {
+    /// Only of endpoints that have connections to tell of.
+    fn enter_traffic(&mut self, traffic: &[Traffic]) {
+        self.traffic.clear();
+        for seen in traffic {
+            let Some(owner) = self.owners.get(&seen.frontend) else { continue };
+            let key = (Arc::clone(owner), seen.endpoint);
+            if !self.endpoints.contains_key(&key) {
+                continue;
+            }
+            let sums = self.traffic.entry(key).or_default();
+            let values = [
+                [seen.packets_in, seen.packets_out],
+                [seen.bytes_in, seen.bytes_out],
+                [seen.active, seen.inactive],
+            ];
+            for (sum, value) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
+                *sum += value;
+            }
+        }
+    }
+
+    fn write_traffic(
+        &self,
+        index: usize,
+        labels: &dyn Fn(&ServicePortName) -> Vec<String>,
+        out: &mut String,
+    ) {
+        let ([of_services, of_endpoints], words) = &TRAFFIC[index];
+        let mut services: BTreeMap<&Port, [u64; 2]> = BTreeMap::new();
+        for ((port, _), values) in &self.traffic {
+            let sum = services.entry(port).or_default();
+            (0..2).for_each(|side| sum[side] += values[index][side]);
+        }
+        let each = |mut head: Vec<String>, values: [u64; 2], side: usize| {
+            head.push(words[side].to_owned());
+            (head, values[side] as f64)
+        };
+        let of_each =
+            services.iter().flat_map(|(port, values)| [0, 1].map(|s| each(labels(port), *values, s)));
+        of_services.write(out, of_each);
+        let of_each = self.traffic.iter().flat_map(|((port, endpoint), values)| {
+            [0, 1].map(|side| {
+                let mut head = labels(port);
+                head.push(endpoint.to_string());
+                each(head, values[index], side)
+            })
+        });
+        of_endpoints.write(out, of_each);
+    }
+
     fn enter(&mut self, readings: &[Reading]) {
         let mut live: HashMap<(Port, SocketAddr), u64> = HashMap::new();
         for reading in readings {

@@ -14,6 +14,7 @@ use crate::{
         own,
     },
     events::{Note, Recorder, Regarding},
+    host,
     metrics::Metrics,
 };
 
@@ -37,13 +38,13 @@ impl Fallback {
     }
 }
 
-/// Makes the configuration say the mode that can be had, in the network namespace of this thread; `None` if it is the
-/// one that was asked for. The error is one sentence.
+/// Finds the families that the network namespace of this thread has, and makes the configuration say the mode that can be
+/// had there; `None` if it is the one that was asked for. The error is one sentence.
 pub fn settle(
     config: &mut Config,
     checked: &mut Checked,
-    families: PerFamily<bool>,
-) -> Result<Option<Fallback>, String> {
+) -> Result<(PerFamily<bool>, Option<Fallback>), String> {
+    let families = host::families();
     let open = |checked: &Checked| app::open(checked, families).map(drop).map_err(Unsupported);
     let fallback = choose(checked, &open)?;
     if let Some(fallback) = &fallback {
@@ -54,7 +55,7 @@ pub fn settle(
             checked.masquerade_bit = bit.unwrap_or(checked.masquerade_bit);
         }
     }
-    Ok(fallback)
+    Ok((families, fallback))
 }
 
 fn choose(
@@ -75,7 +76,10 @@ fn choose(
             return Ok(Some(Fallback { wanted: Mode::Ipvs, taken: *taken, reason }));
         }
     }
-    Err(format!("{reason}; nor can this node do {}", others.iter().map(Mode::to_string).collect::<Vec<_>>().join(" or ")))
+    Err(format!(
+        "{reason}; nor can this node do {}",
+        others.iter().map(Mode::to_string).collect::<Vec<_>>().join(" or ")
+    ))
 }
 
 #[cfg(test)]

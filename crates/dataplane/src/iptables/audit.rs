@@ -65,7 +65,7 @@ impl Audit {
                 drift.get_or_insert_with(|| format!("rules of chain {chain} of table {table} ({family})"));
             }
         }
-        Ok(Audited { drift, more: !self.ahead.is_empty() })
+        Ok(Audited { drift, more: !self.ahead.is_empty(), ..Audited::default() })
     }
 
     /// Begins a round, and forgets chains that are ours no more.

@@ -202,9 +202,7 @@ impl Walk<'_> {
                     true
                 }
                 Match::State(state) => matched(state.is, is_tracked_as(state.value, &hit)),
-                Match::InSet(set, sides) => {
-                    matched(set.is, (self.sets)(&set.value, *sides, &hit).is_some())
-                }
+                Match::InSet(set, sides) => matched(set.is, (self.sets)(&set.value, *sides, &hit).is_some()),
                 Match::Marked(mark) => matched(mark.is, hit.mark & mark.value != 0),
             };
             if !holds {

@@ -43,7 +43,7 @@ impl Round {
             let served = Family::BOTH.into_iter().filter(|family| families[*family]);
             self.sets = served.flat_map(|family| Set::ALL.map(|set| (family, set))).collect();
             let drift = self.compare_servers(machine, known)?;
-            return Ok(Audited { drift, more: true });
+            return Ok(Audited { drift, more: true, ..Audited::default() });
         }
         let drift = if let Some((family, set)) = self.sets.pop_front() {
             compare_set(machine, &known[family], family, set)?
@@ -52,7 +52,7 @@ impl Round {
         };
         let more = !self.sets.is_empty() || !self.servers.is_empty();
         self.has_begun = more;
-        Ok(Audited { drift, more })
+        Ok(Audited { drift, more, ..Audited::default() })
     }
 
     fn compare_servers(

@@ -54,7 +54,13 @@ impl Clock {
     }
 
     /// Those that have no connections any more, or have had time enough.
-    fn ripe(&mut self, key: ServiceKey, found: &[HeldDest], holdings: &Holdings, now: Instant) -> Vec<DestKey> {
+    fn ripe(
+        &mut self,
+        key: ServiceKey,
+        found: &[HeldDest],
+        holdings: &Holdings,
+        now: Instant,
+    ) -> Vec<DestKey> {
         let Some(leaving) = holdings.leaving.get(&key) else { return Vec::new() };
         let mut ripe = Vec::new();
         for held in found.iter().filter(|held| leaving.dests.contains(&held.dest.key)) {

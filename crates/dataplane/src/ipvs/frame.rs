@@ -186,11 +186,7 @@ impl Writer<'_> {
 
     fn source_ranges(&self) -> Vec<Rule> {
         let allow = |set| Rule::to(Target::Return).with([self.in_set(set, Sides::PlaceAndSource)]);
-        vec![
-            allow(Set::LoadBalancerSourceCidr),
-            allow(Set::LoadBalancerSourceIp),
-            Rule::to(Target::Drop),
-        ]
+        vec![allow(Set::LoadBalancerSourceCidr), allow(Set::LoadBalancerSourceIp), Rule::to(Target::Drop)]
     }
 
     fn health(&self) -> Rule {

@@ -99,6 +99,16 @@ impl Holdings {
         self.wanted.contains_key(key)
     }
 
+    /// The virtual servers of a frontend.
+    pub(super) fn servers_of(&self, frontend: &Frontend) -> &[ServiceKey] {
+        self.frontends.get(frontend).map(|owned| &*owned.servers).unwrap_or_default()
+    }
+
+    /// Whose virtual servers are.
+    pub(super) fn owners(&self) -> impl Iterator<Item = (ServiceKey, Frontend)> + '_ {
+        self.frontends.iter().flat_map(|(frontend, owned)| owned.servers.iter().map(|key| (*key, *frontend)))
+    }
+
     /// Leaves of the work only what it comes to: what went from one frontend to another neither comes nor goes.
     pub(super) fn settle(&self, work: &mut Work) {
         let mut net: HashMap<Item, i32> = HashMap::new();

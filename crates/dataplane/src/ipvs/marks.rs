@@ -74,7 +74,8 @@ impl Marks {
         if let Some(number) = self.numbers.get(frontend) {
             return Some(*number);
         }
-        let free = (1..=u16::try_from(NUMBERS).unwrap_or(u16::MAX)).find(|number| !self.taken.contains(number))?;
+        let free =
+            (1..=u16::try_from(NUMBERS).unwrap_or(u16::MAX)).find(|number| !self.taken.contains(number))?;
         self.adopt(*frontend, free);
         Some(free)
     }

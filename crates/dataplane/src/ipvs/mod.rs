@@ -16,6 +16,7 @@ pub mod frame;
 mod holdings;
 pub mod kernel;
 mod marks;
+mod meter;
 mod probe;
 pub mod program;
 mod readback;
@@ -31,6 +32,7 @@ mod watch;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::PoisonError,
     time::Instant,
 };
 
@@ -48,7 +50,7 @@ use self::{
     turn::Site,
 };
 use crate::{
-    Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported,
+    Abilities, Applied, Audited, Config, Dataplane, Error, Reading, Scope, Unsupported,
     xtables::{self, Table, Tables, Xtables},
 };
 
@@ -88,11 +90,18 @@ pub struct Ipvs<M = Kernel, T = Xtables> {
     link: u32,
     clock: drain::Clock,
     round: audit::Round,
+    owners: meter::Owners,
+    /// Connections are counted, and what real servers that went had counted.
+    counts: bool,
+    retired: Vec<Reading>,
     /// The kernel's settings are ours to set: not in tests.
     settles: bool,
     /// What is not as it should be on this host; told once.
     doubts: Vec<String>,
 }
+
+/// Frontends, those first that others need.
+type Order<'a> = Vec<(Frontend, &'a Decision)>;
 
 /// So many frontends are written before the next come; those that the cluster needs to start are among the first.
 const AT_ONCE: usize = 256;
@@ -109,7 +118,8 @@ impl Ipvs<Kernel, Xtables> {
             }
         };
         probe::probe(&config.ipvs, config.families, &tools)?;
-        let kernel = Kernel::open().map_err(|error| Unsupported(format!("ipvs mode cannot work here: {error}")))?;
+        let kernel =
+            Kernel::open().map_err(|error| Unsupported(format!("ipvs mode cannot work here: {error}")))?;
         let mut ipvs = Ipvs::over(kernel, tools, config);
         (ipvs.doubts, ipvs.settles) = (doubts, true);
         Ok(ipvs)
@@ -128,8 +138,60 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             link: 0,
             clock: drain::Clock::default(),
             round: audit::Round::default(),
+            owners: meter::Owners::default(),
+            counts: false,
+            retired: Vec::new(),
             settles: false,
             doubts: Vec::new(),
+        }
+    }
+
+    /// Where work is done.
+    fn at<R>(&mut self, family: Family, work: impl FnOnce(&mut Site<'_>) -> R) -> R {
+        let exclude = self.config.ipvs.exclude.clone();
+        let spared = |key: &ServiceKey| is_excluded(&exclude, key);
+        let mut gone = Vec::new();
+        let mut site = Site {
+            machine: &mut self.machine,
+            family,
+            link: self.link,
+            spared: &spared,
+            retired: self.counts.then_some(&mut gone),
+        };
+        let done = work(&mut site);
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let reading = |(key, endpoint, connections)| {
+            Some(Reading { frontend: *owners.get(&key)?, endpoint, connections })
+        };
+        self.retired.extend(gone.into_iter().filter_map(reading));
+        done
+    }
+
+    /// The same for what a change was about.
+    fn follow(&mut self, known: &PerFamily<Holdings>, changes: &Changes) {
+        if !self.counts {
+            return;
+        }
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        for frontend in &changes.frontends {
+            let keys = known[frontend.family()].servers_of(frontend);
+            owners.extend(keys.iter().map(|key| (*key, *frontend)));
+        }
+        let is_there = |key: &ServiceKey| Family::BOTH.iter().any(|f| known[*f].servers.contains_key(key));
+        if owners.len() > 2 * known.v4.servers.len() + 2 * known.v6.servers.len() + 64 {
+            owners.retain(|key, _| is_there(key));
+        }
+    }
+
+    /// Tells the meter whose virtual servers are, if there are few enough to count.
+    fn publish(&mut self, known: &PerFamily<Holdings>) {
+        let dests: usize =
+            Family::BOTH.iter().flat_map(|f| known[*f].servers.values()).map(|s| s.dests.len()).sum();
+        self.counts = dests <= self.config.counted_endpoints;
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.clear();
+        if self.counts {
+            owners.extend(Family::BOTH.iter().flat_map(|family| known[*family].owners()));
         }
     }
 
@@ -171,8 +233,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     fn everything(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
         let addresses = self.addresses.clone();
         let settings = self.config.ipvs.clone();
-        let scene =
-            Scene { plan, family, settings: &settings, own: &addresses.own, mark: self.mark() };
+        let scene = Scene { plan, family, settings: &settings, own: &addresses.own, mark: self.mark() };
         let (found, order) = self.read(&scene, applied)?;
         let standing =
             Standing::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
@@ -188,11 +249,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     }
 
     /// What is there; and all frontends, those first that others need.
-    fn read<'a>(
-        &mut self,
-        scene: &Scene<'a>,
-        applied: &mut Applied,
-    ) -> Result<(Readback, Vec<(Frontend, &'a Decision)>), Error> {
+    fn read<'a>(&mut self, scene: &Scene<'a>, applied: &mut Applied) -> Result<(Readback, Order<'a>), Error> {
         let failed = |error| Error::kernel("read", "sets and virtual servers", error);
         let mut found = readback::items(&mut self.machine, &self.addresses, scene.family).map_err(failed)?;
         for set in &found.missing_sets {
@@ -200,8 +257,12 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             self.machine.create(&spec).map_err(|error| Error::kernel("create set", spec.name, error))?;
             applied.batches += 1;
         }
-        let mut order: Vec<(Frontend, &Decision)> =
-            scene.plan.frontends().filter(|(f, _)| f.family() == scene.family).map(|(f, d)| (*f, d)).collect();
+        let mut order: Vec<(Frontend, &Decision)> = scene
+            .plan
+            .frontends()
+            .filter(|(f, _)| f.family() == scene.family)
+            .map(|(f, d)| (*f, d))
+            .collect();
         order.sort_by_key(|(_, decision)| decision.rank);
         let mut wanted = HashSet::new();
         for (frontend, decision) in &order {
@@ -210,7 +271,8 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         }
         let all = self.machine.servers().map_err(failed)?;
         let of_family = (&*all, scene.family);
-        readback::servers(&mut self.machine, &mut found, &self.addresses, of_family, &wanted).map_err(failed)?;
+        readback::servers(&mut self.machine, &mut found, &self.addresses, of_family, &wanted)
+            .map_err(failed)?;
         Ok((found, order))
     }
 
@@ -250,8 +312,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             holdings.servers.keys().copied().filter(|key| !holdings.is_wanted(key)).collect();
         doomed.sort_unstable();
         work.doomed = doomed.into_iter().map(|key| (key, needs(key, &found.items))).collect();
-        let mut extra: Vec<Item> =
-            found.items.iter().filter(|item| !holdings.has(item)).copied().collect();
+        let mut extra: Vec<Item> = found.items.iter().filter(|item| !holdings.has(item)).copied().collect();
         extra.sort_unstable();
         work.remove = extra;
         self.carry_out(scene.family, work, &mut holdings, applied)?;
@@ -265,10 +326,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         holdings: &mut Holdings,
         applied: &mut Applied,
     ) -> Result<(), Error> {
-        let exclude = self.config.ipvs.exclude.clone();
-        let spared = |key: &ServiceKey| is_excluded(&exclude, key);
-        let mut site = Site { machine: &mut self.machine, family, link: self.link, spared: &spared };
-        site.carry_out(work, holdings, applied)
+        self.at(family, |site| site.carry_out(work, holdings, applied))
     }
 
     fn stand(&mut self, scene: &Scene<'_>, standing: &Standing, applied: &mut Applied) -> Result<(), Error> {
@@ -308,8 +366,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         for frontend in touched {
             let decision = plan.decision(&frontend);
             let is_split = decision.is_some_and(render::is_split);
-            let block =
-                decision.map(|decision| block(&scene, &frontend, decision, holdings, applied));
+            let block = decision.map(|decision| block(&scene, &frontend, decision, holdings, applied));
             holdings.replace(frontend, block, flows.get(&frontend).copied(), &mut work);
             if !is_split {
                 holdings.marks.release(&frontend);
@@ -354,10 +411,8 @@ fn block(
 /// What a virtual server that was found needs to be reached.
 fn needs(key: ServiceKey, found: &HashSet<Item>) -> Vec<Item> {
     let ServiceKey::At { address, .. } = key else { return Vec::new() };
-    let items = [
-        Item::Address(address),
-        Item::Member(sets::Set::IpvsIps, netlink::ipset::Element::Ip(address)),
-    ];
+    let items =
+        [Item::Address(address), Item::Member(sets::Set::IpvsIps, netlink::ipset::Element::Ip(address))];
     items.into_iter().filter(|item| found.contains(item)).collect()
 }
 
@@ -402,8 +457,13 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             }
             next[family] = holdings;
         }
+        match changes {
+            None => self.publish(&next),
+            Some(changes) => self.follow(&next, changes),
+        }
         self.known = Some(next);
         self.round = audit::Round::default();
+        applied.retired = std::mem::take(&mut self.retired);
         applied.mended = matches!(scope, Scope::All) && was_known && !applied.changed_nothing();
         Ok(applied)
     }
@@ -444,21 +504,29 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
 
     fn audit(&mut self) -> Result<Audited, Error> {
         let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
-        let mut audited = Audited::default();
-        let exclude = self.config.ipvs.exclude.clone();
-        let spared = |key: &ServiceKey| is_excluded(&exclude, key);
+        let mut clock = std::mem::take(&mut self.clock);
+        let mut is_going = false;
         for family in self.families() {
-            let mut site = Site { machine: &mut self.machine, family, link: self.link, spared: &spared };
-            audited.more |= self.clock.step(&mut site, &mut known[family], Instant::now())?;
+            let holdings = &mut known[family];
+            is_going |= self.at(family, |site| clock.step(site, holdings, Instant::now()))?;
         }
+        self.clock = clock;
         let found = self.round.step(&mut self.machine, &known, self.config.families);
         let found = found.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
         self.known = Some(known);
-        Ok(Audited { drift: found.drift, more: audited.more || found.more })
+        let retired = std::mem::take(&mut self.retired);
+        Ok(Audited { drift: found.drift, more: is_going || found.more, retired })
     }
 
     fn variant(&self) -> Option<xtables::Variant> {
         self.tables.variant()
+    }
+
+    fn meter(&self) -> Result<Option<Box<dyn crate::Meter>>, Error> {
+        if self.config.counted_endpoints == 0 || !self.settles {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(meter::Meter::open(&self.owners)?)))
     }
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {

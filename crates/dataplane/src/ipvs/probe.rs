@@ -10,12 +10,24 @@ use netlink::{
     route::{LinkKind, Route},
 };
 
-use super::{Settings, sets::Set};
-use crate::{Unsupported, xtables::{Tables as _, Xtables}};
+use super::{
+    Settings,
+    chains::{Script, Standing},
+    render::Scene,
+    sets::Set,
+};
+use crate::{
+    Unsupported,
+    xtables::{Failure, Table, Tables, Xtables},
+};
 
 /// Tries everything in a network namespace of its own, so that nothing is changed here. Without the privilege to make
 /// one, only what can be asked without changing anything is.
-pub(super) fn probe(settings: &Settings, families: PerFamily<bool>, tools: &Xtables) -> Result<(), Unsupported> {
+pub(super) fn probe(
+    settings: &Settings,
+    families: PerFamily<bool>,
+    tools: &Xtables,
+) -> Result<(), Unsupported> {
     let outside = || Ipvs::open().err().map(|error| named("ip_vs", &error)).into_iter().collect();
     let missing: Vec<String> = match Netns::new() {
         Ok(netns) => {
@@ -44,7 +56,7 @@ fn look(settings: &Settings, families: PerFamily<bool>, tools: &Xtables) -> Vec<
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
         let absent = sets(family);
         if absent.is_empty() {
-            missing.extend(rules(tools, family).err());
+            missing.extend(rules(&mut tools.clone(), family).err());
         }
         missing.extend(absent);
     }
@@ -104,13 +116,70 @@ fn module(kind: SetKind) -> &'static str {
     }
 }
 
-/// The rules of the mode, as they are.
-fn rules(tools: &Xtables, family: Family) -> Result<(), String> {
+/// What rules need: how it is written, and its module. `@` is a set of addresses, `%` the one with marks.
+const NEEDS: [(Table, &str, &str); 9] = [
+    (Table::Nat, "-m comment --comment probe", "xt_comment"),
+    (Table::Nat, "-m set --match-set @ src -j RETURN", "xt_set"),
+    (Table::Mangle, "-j SET --map-set % dst,dst --map-mark", "xt_set"),
+    (Table::Nat, "-m addrtype --src-type LOCAL -j RETURN", "xt_addrtype"),
+    (Table::Nat, "-m mark ! --mark 0x4000/0x4000 -j RETURN", "xt_mark"),
+    (Table::Nat, "-j MARK --set-xmark 0x4000/0x4000", "xt_mark"),
+    (Table::Nat, "-j MASQUERADE --random-fully", "xt_MASQUERADE"),
+    (Table::Filter, "-m conntrack --ctstate NEW -j RETURN", "xt_conntrack"),
+    (Table::Filter, "-j REJECT", "ipt_REJECT or ip6t_REJECT"),
+];
+
+/// The rules of the mode, as they are; and if they are refused, what they need, one by one. The sets are there.
+fn rules(tools: &mut dyn Tables, family: Family) -> Result<(), String> {
     let plan = model::Plan::new();
     let (settings, own) = (Settings::default(), std::collections::BTreeSet::new());
-    let scene = super::render::Scene { plan: &plan, family, settings: &settings, own: &own, mark: 1 << 14 };
-    let script = super::chains::Script::to(&super::chains::Standing::default(), &scene);
-    tools.clone().restore(family, &script.input()).map_err(|failure| {
-        format!("one of xt_set, xt_mark, xt_addrtype, xt_conntrack, xt_comment, xt_MASQUERADE for {family} ({failure})")
-    })
+    let scene = Scene { plan: &plan, family, settings: &settings, own: &own, mark: 1 << 14 };
+    let script = Script::to(&Standing::default(), &scene);
+    let failure = match tools.restore(family, &script.input()) {
+        Err(failure @ (Failure::Refused { .. } | Failure::Missing { .. })) => failure,
+        // Somebody holds the lock, or the machine is slow: that passes.
+        Ok(()) | Err(_) => return Ok(()),
+    };
+    for (table, rule, module) in NEEDS {
+        let rule = rule.replace('@', &Set::IpvsIps.name(family)).replace('%', &Set::Inside.name(family));
+        let input = format!("*{table}\n:PORTOLAN-PROBE - [0:0]\n-A PORTOLAN-PROBE {rule}\nCOMMIT\n");
+        if tools.restore(family, &input).is_err() {
+            return Err(module.to_owned());
+        }
+    }
+    Err(format!("what the rules of iptables need for {family} ({failure})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that refuses one thing.
+    struct Without(&'static str);
+
+    impl Tables for Without {
+        fn save(&mut self, _: Family, _: Table, _: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn restore(&mut self, _: Family, input: &str) -> Result<(), Failure> {
+            let refused = || Failure::Refused {
+                tool: "iptables-restore".to_owned(),
+                reason: "line 9 failed".to_owned(),
+                line: None,
+                advice: None,
+            };
+            if input.contains(self.0) { Err(refused()) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn what_rules_lack_is_named() {
+        for (word, module) in
+            [("--match-set", "xt_set"), ("--map-mark", "xt_set"), ("addrtype", "xt_addrtype")]
+        {
+            assert_eq!(rules(&mut Without(word), Family::V4), Err(module.to_owned()));
+        }
+        assert_eq!(rules(&mut Without("nothing of this"), Family::V6), Ok(()));
+    }
 }

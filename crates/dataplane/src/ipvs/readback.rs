@@ -121,16 +121,14 @@ impl Ownership<'_> {
 }
 
 /// The numbers that frontends already have.
-pub(super) fn marks(
-    items: &HashSet<Item>,
-    masquerade: u32,
-    frontends: impl Fn(&Frontend) -> bool,
-) -> Marks {
+pub(super) fn marks(items: &HashSet<Item>, masquerade: u32, frontends: impl Fn(&Frontend) -> bool) -> Marks {
     let mut found = Marks::default();
     let mut elements: Vec<&Item> = items.iter().collect();
     elements.sort_unstable();
     for item in elements {
-        let Item::Member(Set::Inside, Element::Marked { address, protocol, port, mark }) = item else { continue };
+        let Item::Member(Set::Inside, Element::Marked { address, protocol, port, mark }) = item else {
+            continue;
+        };
         let (Some(protocol), Some(number)) =
             (Protocol::from_number(*protocol), marks::number(*mark, masquerade))
         else {

@@ -102,7 +102,9 @@ pub fn block(scene: &Scene<'_>, frontend: &Frontend, decision: &Decision, number
     for ip in &places {
         writer.place(*ip, &mut block);
     }
-    if let (Some(number), Verdict::Forward(inside)) = (number.filter(|_| is_split(decision)), &decision.inside) {
+    if let (Some(number), Verdict::Forward(inside)) =
+        (number.filter(|_| is_split(decision)), &decision.inside)
+    {
         let mark = marks::of(number, inside.masquerade, scene.mark);
         let key = ServiceKey::Mark { family: crate::nftables::wire(scene.family), mark };
         block.servers.push(writer.server(key, Some(inside)));
@@ -145,8 +147,11 @@ impl Writer<'_> {
 
     /// The server at one address, and the sets the address is in.
     fn place(&self, ip: IpAddr, block: &mut Block) {
-        let key =
-            ServiceKey::At { protocol: self.frontend.protocol.number(), address: ip, port: self.frontend.port };
+        let key = ServiceKey::At {
+            protocol: self.frontend.protocol.number(),
+            address: ip,
+            port: self.frontend.port,
+        };
         let mut add = |set, element| block.items.push(Item::Member(set, element));
         match (&self.decision.inside, &self.decision.outside) {
             (_, Verdict::Forward(outside)) => block.servers.push(self.server(key, Some(outside))),

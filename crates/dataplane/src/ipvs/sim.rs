@@ -46,8 +46,13 @@ pub fn simulate(
     let is_local = |ip| is_local(ip) || program.addresses.contains(&ip);
     let sets = |name: &str, sides: Sides, at: &Traveller| find(program, name, sides, at);
     let nobody = BTreeSet::new();
-    let mut walk =
-        Walk { program: &program.tables, is_local: &is_local, memory: &nobody, sets: &sets, endings: Vec::new() };
+    let mut walk = Walk {
+        program: &program.tables,
+        is_local: &is_local,
+        memory: &nobody,
+        sets: &sets,
+        endings: Vec::new(),
+    };
     let mut ipvs = Scheduler { program, memory, refused: Vec::new() };
     let begin = match &packet.origin {
         Origin::Node => None,
@@ -127,7 +132,8 @@ impl Scheduler<'_> {
         let hashes = server.service.scheduler == "mh" && server.service.flags & flags::SCHEDULER_2 == 0;
         let is_sticky = server.service.flags & flags::PERSISTENT != 0 || hashes;
         let known = self.memory.get(&key).filter(|dest| server.dests.iter().any(|(has, _)| has == *dest));
-        for (dest, weight) in server.dests.iter().filter(|(dest, _)| known.is_none_or(|known| known == dest)) {
+        for (dest, weight) in server.dests.iter().filter(|(dest, _)| known.is_none_or(|known| known == dest))
+        {
             let mut to = traveller.clone();
             if known.is_none() {
                 to.probability *= f64::from(*weight) / f64::from(total);

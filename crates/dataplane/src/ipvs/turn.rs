@@ -3,17 +3,21 @@
 //! Carries work out, step by step: IPVS, sets and links know no transactions. So what lets traffic through comes before
 //! what sends it there, and goes after it.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use model::Family;
 use netlink::{
     ipset::Element,
-    ipvs::{Change, ServiceKey},
+    ipvs::{Change, DestKey, HeldDest, ServiceKey},
 };
 
 use super::{
     holdings::{Held, Holdings, Work, dest},
     kernel::Machine,
+    meter,
     render::Item,
     sets::Set,
 };
@@ -26,6 +30,8 @@ pub(super) struct Site<'a> {
     pub(super) link: u32,
     /// Virtual servers that are never removed.
     pub(super) spared: &'a dyn Fn(&ServiceKey) -> bool,
+    /// What real servers that were removed had counted, where anything is.
+    pub(super) retired: Option<&'a mut Vec<(ServiceKey, SocketAddr, u64)>>,
 }
 
 impl Site<'_> {
@@ -53,7 +59,9 @@ impl Site<'_> {
         self.dismiss(&mut work, holdings, applied)?;
         let (members, addresses) = split(&work.remove);
         for ip in &addresses {
-            self.machine.unbind(self.link, *ip).map_err(|error| Error::kernel("remove", ip.to_string(), error))?;
+            self.machine
+                .unbind(self.link, *ip)
+                .map_err(|error| Error::kernel("remove", ip.to_string(), error))?;
         }
         for (set, elements) in &members {
             self.remove(*set, elements, &work.add)?;
@@ -90,6 +98,7 @@ impl Site<'_> {
         if changes.is_empty() {
             return Ok(());
         }
+        self.retire(changes);
         let failed = |error| Error::kernel("change", "virtual servers", error);
         let refusals = self.machine.change(changes).map_err(failed)?;
         if let Some(refusal) = refusals.into_iter().next() {
@@ -109,8 +118,37 @@ impl Site<'_> {
         Ok(())
     }
 
+    /// Remembers what those that go have counted. What the kernel does not tell is left out.
+    fn retire(&mut self, changes: &[Change]) {
+        let Some(retired) = &mut self.retired else { return };
+        let mut going: BTreeMap<ServiceKey, Option<Vec<DestKey>>> = BTreeMap::new();
+        for change in changes {
+            match change {
+                Change::RemoveService(key) => drop(going.insert(*key, None)),
+                Change::RemoveDest(key, dest) => {
+                    if let Some(dests) = going.entry(*key).or_insert_with(|| Some(Vec::new())) {
+                        dests.push(*dest);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (key, which) in going {
+            let held = self.machine.dests(key).unwrap_or_default();
+            let is_going = |held: &&HeldDest| which.as_ref().is_none_or(|it| it.contains(&held.dest.key));
+            retired.extend(
+                held.iter().filter(is_going).map(|it| (key, meter::place(it), it.counters.connections)),
+            );
+        }
+    }
+
     /// Virtual servers that nobody needs. One with open connections stays for them, without taking new ones.
-    fn dismiss(&mut self, work: &mut Work, holdings: &mut Holdings, applied: &mut Applied) -> Result<(), Error> {
+    fn dismiss(
+        &mut self,
+        work: &mut Work,
+        holdings: &mut Holdings,
+        applied: &mut Applied,
+    ) -> Result<(), Error> {
         let mut changes = Vec::new();
         for (key, needs) in std::mem::take(&mut work.doomed) {
             if (self.spared)(&key) {

@@ -146,7 +146,8 @@ impl Ownership {
         let (protocol, address, port) = match *key {
             ServiceKey::At { protocol, address, port } => (protocol, address, port),
             ServiceKey::Mark { mark, .. } => {
-                let has = |element: &Element| matches!(element, Element::Marked { mark: m, .. } if *m == mark);
+                let has =
+                    |element: &Element| matches!(element, Element::Marked { mark: m, .. } if *m == mark);
                 return self.sets.iter().any(|(_, element)| has(element));
             }
         };

@@ -168,7 +168,7 @@ impl<T: Transport> Dataplane for Nftables<T> {
         if !matches!(found, Ok(None)) {
             self.audit.restart();
         }
-        Ok(Audited { drift: found?, more: self.audit.is_under_way() })
+        Ok(Audited { drift: found?, more: self.audit.is_under_way(), ..Audited::default() })
     }
 
     fn meter(&self) -> Result<Option<Box<dyn crate::Meter>>, Error> {

@@ -36,7 +36,10 @@ fn samples() -> Vec<(Spec, Vec<Element>)> {
             vec![pair("10.96.0.1", "192.0.2.0", 24), pair("10.96.0.1", "198.51.100.7", 32)],
         ),
         (spec("N6", SetKind::HashIpPortNet, Family::V6), vec![pair("fd00::1", "2001:db8::", 32)]),
-        (spec("I4", SetKind::HashIp, Family::V4), vec![Element::Ip("10.96.0.1".parse().expect("an address"))]),
+        (
+            spec("I4", SetKind::HashIp, Family::V4),
+            vec![Element::Ip("10.96.0.1".parse().expect("an address"))],
+        ),
         (spec("I6", SetKind::HashIp, Family::V6), vec![Element::Ip("fd00::1".parse().expect("an address"))]),
         (
             spec("M4", SetKind::HashIpPortMark, Family::V4),

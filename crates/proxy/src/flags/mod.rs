@@ -132,7 +132,8 @@ impl Options {
     }
 
     fn apply_own(&mut self, own: Own) {
-        let Own { mode, counted_endpoints, source, node_port_range, ipvs_fallback, api_version: _, kind: _ } = own;
+        let Own { mode, counted_endpoints, source, node_port_range, ipvs_fallback, api_version: _, kind: _ } =
+            own;
         self.ipvs_fallback = ipvs_fallback.unwrap_or(self.ipvs_fallback);
         self.counted_endpoints = counted_endpoints.unwrap_or(self.counted_endpoints);
         self.config.mode = mode.unwrap_or(std::mem::take(&mut self.config.mode));

@@ -118,11 +118,7 @@ pub fn features(metrics: &Metrics, config: &Config) {
 
 /// The names that [`Outside::render`] writes.
 pub(super) fn names() -> impl Iterator<Item = About> {
-    API.into_iter().map(|(about, _)| about).chain([
-        BAD_OBJECTS,
-        connections::OF_SERVICES,
-        connections::OF_ENDPOINTS,
-    ])
+    API.into_iter().map(|(about, _)| about).chain([BAD_OBJECTS]).chain(connections::series())
 }
 
 fn label(kind: Kind) -> &'static str {

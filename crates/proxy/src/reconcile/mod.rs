@@ -234,7 +234,11 @@ impl Reconciler {
         }
         self.audit_due = now + AUDIT_ROUND;
         let dataplane = self.dataplane.as_mut()?;
-        match catch_unwind(AssertUnwindSafe(|| dataplane.audit())) {
+        let audited = catch_unwind(AssertUnwindSafe(|| dataplane.audit()));
+        if let Ok(Ok(audited)) = &audited {
+            self.ports.connections.retire(&audited.retired);
+        }
+        match audited {
             Ok(Ok(Audited { drift: Some(what), .. })) => {
                 let drift = Drift { what, by: None, suspected: false };
                 drift::tell(&drift, &self.ports.metrics, &self.ports.events);

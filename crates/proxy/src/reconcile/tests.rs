@@ -47,7 +47,7 @@ impl Dataplane for Fake {
     fn audit(&mut self) -> Result<Audited, Error> {
         let mut script = self.0.lock().expect("the fake does not panic with it");
         script.audits += 1;
-        Ok(Audited { drift: script.audit.take().map(str::to_owned), more: true })
+        Ok(Audited { drift: script.audit.take().map(str::to_owned), more: true, ..Audited::default() })
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

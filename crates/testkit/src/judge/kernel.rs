@@ -121,7 +121,10 @@ impl Judge for Kernel {
                 self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
                 match &probe.flow {
                     Some(name) => self.open(name, probe),
-                    None => self.probe(&Probe { expect: promised(self.mode, plan, probe, &self.host), ..probe.clone() }),
+                    None => self.probe(&Probe {
+                        expect: promised(self.mode, plan, probe, &self.host),
+                        ..probe.clone()
+                    }),
                 }
             }
         }

@@ -18,7 +18,9 @@ use crate::{
         make::{Cluster, Sketch, detectors, events, ready, sampler, sketch},
         memory::Memory as Tables,
     },
-    ipvs::{Ipvs, Settings, holdings::asked, kernel::Machine as _, program::Program, render::Scene, sets::Set},
+    ipvs::{
+        Ipvs, Settings, holdings::asked, kernel::Machine as _, program::Program, render::Scene, sets::Set,
+    },
     nftables::tests::make::{ip, node_ip},
 };
 

@@ -55,8 +55,7 @@ fn the_tools_show_it_so() {
             let mut own: BTreeSet<IpAddr> = Family::BOTH.map(node_ip).into();
             own.extend(["127.0.0.1", "::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
             let programs = programs(&own);
-            let wanted: BTreeSet<String> =
-                programs.iter().flat_map(|p| lines(&text::ipvsadm(p))).collect();
+            let wanted: BTreeSet<String> = programs.iter().flat_map(|p| lines(&text::ipvsadm(p))).collect();
             let found: BTreeSet<String> = lines(&run("ipvsadm", &["-ln"])).into_iter().collect();
             assert_eq!(found, wanted);
             let wanted: BTreeSet<String> = programs
