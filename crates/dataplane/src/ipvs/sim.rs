@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
 };
 
-use model::{Family, Origin, Packet};
+use model::{Family, Origin, Packet, Scheduler};
 use netlink::{
     ipset::Element,
     ipvs::{DestKey, ServiceKey, flags},
@@ -22,7 +22,7 @@ use crate::{
         rule::Sides,
         sim::{Ending, Traveller, Walk},
     },
-    nftables::sim::Fate,
+    nftables::sim::{Choice, Fate},
     xtables::Table,
 };
 
@@ -33,6 +33,7 @@ pub type Memory = BTreeMap<ServiceKey, DestKey>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulated {
     pub ending: Ending,
+    pub choice: Choice,
     pub remembered: Option<(ServiceKey, DestKey)>,
 }
 
@@ -53,7 +54,7 @@ pub fn simulate(
         sets: &sets,
         endings: Vec::new(),
     };
-    let mut ipvs = Scheduler { program, memory, refused: Vec::new() };
+    let mut ipvs = Desk { program, memory, refused: Vec::new() };
     let begin = match &packet.origin {
         Origin::Node => None,
         Origin::Interface(name) => Some(name.clone()),
@@ -82,9 +83,9 @@ pub fn simulate(
     // Those that IPVS took leave by the hooks of what this node sends itself. Their mangle and nat are over. What came
     // from elsewhere and goes to this node itself is there already.
     let mut ended: Vec<Simulated> = Vec::new();
-    for (traveller, remembered) in taken {
+    for Taken { traveller, choice, remembered } in taken {
         if begin.is_some() && is_local(traveller.destination) {
-            ended.push(Simulated { ending: traveller.delivered(), remembered });
+            ended.push(Simulated { ending: traveller.delivered(), choice, remembered });
             continue;
         }
         let before = walk.endings.len();
@@ -92,23 +93,37 @@ pub fn simulate(
         let through = walk.base(Table::Nat, "POSTROUTING", through);
         let stopped = walk.endings.split_off(before);
         let endings = stopped.into_iter().chain(through.into_iter().map(Traveller::delivered));
-        ended.extend(endings.map(|ending| Simulated { ending, remembered }));
+        ended.extend(endings.map(|ending| Simulated { ending, choice, remembered }));
     }
     let plain = walk.endings.into_iter().chain(local.into_iter().chain(remote).map(Traveller::delivered));
     let refused = ipvs.refused.into_iter().map(|traveller| traveller.ended(Fate::Rejected));
-    ended.extend(plain.chain(refused).map(|ending| Simulated { ending, remembered: None }));
+    let untaken = |ending| Simulated { ending, choice: Choice::None, remembered: None };
+    ended.extend(plain.chain(refused).map(untaken));
     ended
 }
 
-type Taken = (Traveller, Option<(ServiceKey, DestKey)>);
+/// A packet on its way to a real server.
+struct Taken {
+    traveller: Traveller,
+    choice: Choice,
+    remembered: Option<(ServiceKey, DestKey)>,
+}
 
-struct Scheduler<'a> {
+fn choice(scheduler: &str) -> Choice {
+    match scheduler {
+        "rr" | "wrr" => Choice::Turn,
+        "sh" | "dh" | "mh" => Choice::Hash,
+        _ => Choice::Random,
+    }
+}
+
+struct Desk<'a> {
     program: &'a Program,
     memory: &'a Memory,
     refused: Vec<Traveller>,
 }
 
-impl Scheduler<'_> {
+impl Desk<'_> {
     fn server(&self, traveller: &Traveller) -> Option<&Server> {
         let family = crate::nftables::wire(Family::of(traveller.destination));
         let mark = ServiceKey::Mark { family, mark: traveller.mark };
@@ -124,24 +139,28 @@ impl Scheduler<'_> {
     fn offer(&mut self, traveller: Traveller, taken: &mut Vec<Taken>) -> Option<Traveller> {
         let Some(server) = self.server(&traveller) else { return Some(traveller) };
         let key = server.service.key;
-        let total: u32 = server.dests.iter().map(|(_, weight)| weight).sum();
+        let weighs = Scheduler::parse(&server.service.scheduler).is_none_or(Scheduler::weighs);
+        let share = |weight: u32| if weighs { weight } else { weight.min(1) };
+        let total: u32 = server.dests.iter().map(|(_, weight)| share(*weight)).sum();
         if total == 0 {
             self.refused.push(traveller);
             return None;
         }
-        let hashes = server.service.scheduler == "mh" && server.service.flags & flags::SCHEDULER_2 == 0;
+        // What stands for a memory where the kernel cannot have one.
+        let hashes = matches!(key, ServiceKey::Mark { .. }) && server.service.scheduler == "mh";
         let is_sticky = server.service.flags & flags::PERSISTENT != 0 || hashes;
         let known = self.memory.get(&key).filter(|dest| server.dests.iter().any(|(has, _)| has == *dest));
         for (dest, weight) in server.dests.iter().filter(|(dest, _)| known.is_none_or(|known| known == dest))
         {
             let mut to = traveller.clone();
             if known.is_none() {
-                to.probability *= f64::from(*weight) / f64::from(total);
+                to.probability *= f64::from(share(*weight)) / f64::from(total);
             }
             (to.destination, to.port, to.translated) = (dest.address, dest.port, true);
             // The rules after IPVS see a packet that this node sends.
             to.arrives = None;
-            taken.push((to, is_sticky.then_some((key, *dest))));
+            let (choice, remembered) = (choice(&server.service.scheduler), is_sticky.then_some((key, *dest)));
+            taken.push(Taken { traveller: to, choice, remembered });
         }
         None
     }

@@ -187,9 +187,9 @@ pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe, host: &Host) -> E
         (Mode::Iptables, expect) if has_wishes(plan, probe) => plainly(expect),
         (Mode::Ipvs, Expect::Pass) if is_service() && !host.owns(address) => Expect::Reject,
         (Mode::Ipvs, _) if address.is_loopback() => Expect::Pass,
-        (Mode::Ipvs, Expect::Forward { to, count, source, stick: Some(Stick::Moved) }) => {
-            let (to, count, source) = (to.clone(), *count, *source);
-            Expect::Forward { to, count, source, stick: Some(Stick::Sticky) }
+        (Mode::Ipvs, Expect::Forward { to, count, source, stick: Some(Stick::Moved), turns }) => {
+            let (to, count, source, turns) = (to.clone(), *count, *source, *turns);
+            Expect::Forward { to, count, source, stick: Some(Stick::Sticky), turns }
         }
         _ => probe.expect.clone(),
     }
