@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Measures the nftables dataplane alone, in a network namespace of its own:
+//! Measures a dataplane alone, in a network namespace of its own:
 //!
-//!     cargo run --release -p portolan-dataplane --example load -- 10000 10 [counted]
+//!     cargo run --release -p portolan-dataplane --example load -- [nftables|nft|legacy] 10000 10 [counted]
 //!
+//! `nft` and `legacy` are the iptables mode with that variant of the tools, whose CPU time is not in the figures; it
 //! loads so many services with so many endpoints (and counts connections up to so many of them), restarts, and then changes endpoints of one service at a time.
 
 use std::{
@@ -12,41 +13,76 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::{Applied, Config, Dataplane, Scope, nftables::Nftables};
+use dataplane::{Applied, Config, Dataplane, Mode, Scope, xtables::Variant};
 use model::{
     Address, Backend, Changes, Decision, Family, Forward, Frontend, Masquerade, NodePortScope, Plan,
     PlanBuilder, PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
 };
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse().expect("a number"));
+    let mut args = std::env::args().skip(1).peekable();
+    let (mode, xtables) = match args.next_if(|arg| arg.parse::<u32>().is_err()).as_deref() {
+        None | Some("nftables") => (Mode::Nftables, None),
+        Some("nft") => (Mode::Iptables, Some(Variant::Nft)),
+        Some("legacy") => (Mode::Iptables, Some(Variant::Legacy)),
+        Some(other) => panic!("{other} is none of nftables, nft and legacy"),
+    };
+    let mut args = args.map(|arg| arg.parse().expect("a number"));
     let services: u32 = args.next().unwrap_or(10_000);
     let endpoints: u32 = args.next().unwrap_or(10);
     let netns = netlink::Netns::new().expect("a network namespace (run as root)");
     let counted: u32 = args.next().unwrap_or(0);
-    let config = Config { counted_endpoints: counted as usize, ..Config::default() };
-    netns.run(|| measure(services, endpoints, &config)).expect("entering the namespace");
+    let config = Config { counted_endpoints: counted as usize, xtables, ..Config::default() };
+    netns.run(|| measure(services, endpoints, (mode, &config))).expect("entering the namespace");
 }
 
-fn measure(services: u32, endpoints: u32, config: &Config) {
+fn measure(services: u32, endpoints: u32, (mode, config): (Mode, &Config)) {
     println!("{services} services x {endpoints} endpoints");
     let plan = plan(services, endpoints, &|_| endpoints);
     println!("  (plan built; resident {} KiB)", memory("VmRSS"));
+    let open = || dataplane::open(mode, config).expect("the dataplane");
+    // A change by the tools takes as long as a thousand by netlink.
+    let rounds = |many: usize| if mode == Mode::Iptables { 20 } else { many };
 
-    let mut nftables = Nftables::open(config).expect("nftables");
-    timed("cold load", 1, |_| nftables.apply(&plan, Scope::All).expect("load"));
+    let mut dataplane = open();
+    timed("cold load", 1, |_| dataplane.apply(&plan, Scope::All).expect("load"));
     println!("  (peak resident {} KiB)", memory("VmHWM"));
-    let mut nftables = Nftables::open(config).expect("nftables");
-    timed("restart: read and compare", 1, |_| nftables.apply(&plan, Scope::All).expect("read"));
+    let mut dataplane = open();
+    timed("restart: read and compare", 1, |_| dataplane.apply(&plan, Scope::All).expect("read"));
     println!("  (peak resident {} KiB)", memory("VmHWM"));
+    if config.xtables == Some(Variant::Legacy) {
+        read_legacy();
+    }
 
-    if let Some(mut meter) = nftables.meter().expect("a meter") {
+    if let Some(mut meter) = dataplane.meter().expect("a meter") {
         timed("read what was counted", 10, |_| {
             meter.read().expect("readable");
             Applied::default()
         });
     }
+    changes(&mut *dataplane, &plan, (services, endpoints), &rounds);
+}
 
+/// What the watch of the legacy variant does to see an edit.
+fn read_legacy() {
+    let tables = netlink::legacy::Tables::open(netlink::Family::V4).expect("a socket");
+    let shape = tables.shape("nat").expect("its shape");
+    println!("  (table nat: {} entries, {} KiB)", shape.entries, shape.size / 1024);
+    timed("read the rules of nat, and their digest", 20, |_| {
+        let mut seen = 0;
+        let entries = tables.read("nat").expect("its rules");
+        entries.each_chain(|name| name.starts_with("KUBE-"), |_, rules| seen += rules.len());
+        assert!(seen > 0);
+        Applied::default()
+    });
+}
+
+fn changes(
+    dataplane: &mut dyn Dataplane,
+    plan: &Plan,
+    (services, endpoints): (u32, u32),
+    rounds: &dyn Fn(usize) -> usize,
+) {
     let target = services / 2;
     let changed = |count: u32| {
         self::plan(services, endpoints, &|index| if index == target { count } else { endpoints })
@@ -54,32 +90,34 @@ fn measure(services: u32, endpoints: u32, config: &Config) {
     // A pool of `endpoints` is changed to one of other endpoints, as many, and back.
     let swapped = self::plan_with(services, endpoints, &|_| endpoints, Some(target));
     let changes = Changes { frontends: vec![frontend(target)], ..Changes::default() };
-    let plans = [&swapped, &plan];
-    timed("swap one endpoint", 1_000, |round| {
-        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("swap")
+    let plans = [&swapped, plan];
+    timed("swap one endpoint", rounds(1_000), |round| {
+        dataplane.apply(plans[round % 2], Scope::Only(&changes)).expect("swap")
     });
 
     let fewer = changed(endpoints.saturating_sub(1).max(1));
-    let plans = [&fewer, &plan];
-    timed("one endpoint less, one more", 1_000, |round| {
-        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("count")
+    let plans = [&fewer, plan];
+    timed("one endpoint less, one more", rounds(1_000), |round| {
+        dataplane.apply(plans[round % 2], Scope::Only(&changes)).expect("count")
     });
     let double = changed(endpoints * 2 + 1);
-    let plans = [&double, &plan];
-    timed("more than double, and back (other chain)", 100, |round| {
-        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("class")
+    let plans = [&double, plan];
+    timed("more than double, and back (other chain)", rounds(100), |round| {
+        dataplane.apply(plans[round % 2], Scope::Only(&changes)).expect("class")
     });
     let more = self::plan(services + 1, endpoints, &|_| endpoints);
-    let plans = [&more, &plan];
+    let plans = [&more, plan];
     let changes = Changes {
         frontends: vec![frontend(services)],
         cluster_ips: vec![address(services)],
         ..Changes::default()
     };
-    timed("one service more, one less", 100, |round| {
-        nftables.apply(plans[round % 2], Scope::Only(&changes)).expect("service")
+    timed("one service more, one less", rounds(100), |round| {
+        dataplane.apply(plans[round % 2], Scope::Only(&changes)).expect("service")
     });
-    timed("nothing", 1_000, |_| nftables.apply(&plan, Scope::Only(&Changes::default())).expect("nothing"));
+    timed("nothing", rounds(1_000), |_| {
+        dataplane.apply(plan, Scope::Only(&Changes::default())).expect("nothing")
+    });
 }
 
 fn timed(what: &str, rounds: usize, mut work: impl FnMut(usize) -> Applied) {

@@ -4,17 +4,24 @@
 //!
 //! ip_tables tells nobody of a change. So the tables are looked at: their shape several times a second, which costs a
 //! system call; their rules where the shape is another, and now and then where it is the same, for an edit that left
-//! none a byte longer. To read the rules costs a copy of the table, so it is done the rarer the larger that is.
+//! none a byte longer. To read the rules costs a copy of the table, so it is done the rarer the larger that is, and never
+//! when we write: what we wrote is remembered, and left out of the next comparison.
 
 use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use hashbrown::{HashMap, HashSet};
 use model::{Family, PerFamily};
 use netlink::legacy::{Shape, Tables};
 
-use super::{Table, leftovers::is_current};
+use super::{
+    Table,
+    leftovers::{is_current, is_per_service},
+    words,
+};
 use crate::{Drift, names::xt};
 
 /// The tables in which something of ours can be harmed.
@@ -33,12 +40,25 @@ const LONGEST: u32 = 6;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ledger(Arc<Mutex<PerFamily<Page>>>);
 
-/// A look at the tables of a family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
-    shapes: [Shape; 2],
-    /// Of our chains and the ways into them; `None` if they could not be read.
-    rules: Option<u64>,
+/// The rules of our chains, and those that lead to them, by chain.
+#[derive(Debug, Default)]
+struct Rules(HashMap<u64, Print>);
+
+#[derive(Debug)]
+enum Print {
+    /// A chain that we only write whole.
+    Whole(u64),
+    /// A chain in which we write lines; sorted.
+    Lines(Vec<u64>),
+}
+
+/// What we wrote since rules were last read, by chain.
+#[derive(Debug, Default)]
+struct Own {
+    /// Whole, or removed.
+    rewritten: HashSet<u64>,
+    /// Lines that came, and lines that went.
+    lines: HashMap<u64, (usize, usize)>,
 }
 
 #[derive(Debug, Default)]
@@ -46,19 +66,93 @@ struct Page {
     /// Opened when first needed, in the network namespace of the thread that writes.
     tables: Option<Tables>,
     /// `None` where nothing of ours has been read or written yet.
-    expected: Option<Look>,
-    /// They looked otherwise when we came to write.
-    surprised: bool,
+    expected: Option<[Shape; 2]>,
+    /// `None` until they have been read.
+    rules: Option<Rules>,
+    own: Own,
+    /// The shape was another when we came to write.
+    suspicious: bool,
     /// We have compared everything, and not written since.
     looked: bool,
     /// So often in a row everything was compared in vain: neighbours write to the same tables.
     in_vain: u32,
     /// Nothing is told before.
     quiet_until: Option<Instant>,
-    /// What it took to read the rules the last time.
+    /// What it took to read the rules the last time, and when that was.
     read_took: Duration,
-    /// When they were.
     read_at: Option<Instant>,
+}
+
+fn key(table: usize, chain: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (table, chain).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What is ours, or partly ours.
+fn is_watched(name: &str) -> bool {
+    is_current(name) || name == xt::FIREWALL
+}
+
+impl Print {
+    fn of(chain: &str, rules: &[u64]) -> Print {
+        if is_per_service(chain) {
+            let mut hasher = DefaultHasher::new();
+            rules.hash(&mut hasher);
+            return Print::Whole(hasher.finish());
+        }
+        let mut lines = rules.to_vec();
+        lines.sort_unstable();
+        Print::Lines(lines)
+    }
+
+    /// Is it the same, but for so many lines that came and went?
+    fn follows(&self, before: &Print, (came, went): (usize, usize)) -> bool {
+        match (self, before) {
+            (Print::Whole(now), Print::Whole(before)) => now == before,
+            (Print::Lines(now), Print::Lines(before)) => {
+                let new = now.iter().filter(|line| before.binary_search(line).is_err()).count();
+                let gone = before.iter().filter(|line| now.binary_search(line).is_err()).count();
+                new <= came && gone <= went && now.len() + went == before.len() + came
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Rules {
+    /// Is it what was there before, but for what we wrote?
+    fn follows(&self, before: &Rules, own: &Own) -> bool {
+        let is_own = |chain: &u64| own.rewritten.contains(chain);
+        let lines = |chain: &u64| own.lines.get(chain).copied().unwrap_or_default();
+        let stays = |(chain, print): (&u64, &Print)| {
+            is_own(chain) || self.0.get(chain).is_some_and(|now| now.follows(print, lines(chain)))
+        };
+        let is_known = |chain: &u64| before.0.contains_key(chain) || is_own(chain) || lines(chain).0 > 0;
+        before.0.iter().all(stays) && self.0.keys().all(is_known)
+    }
+}
+
+impl Own {
+    /// We are about to write this.
+    fn note(&mut self, input: &str) {
+        let mut table = None;
+        for line in input.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = WATCHED.iter().position(|watched| watched.name() == name);
+            }
+            let Some(table) = table else { continue };
+            if let Some(chain) = words::chain(line) {
+                self.rewritten.insert(key(table, chain));
+            }
+            let mut words = line.splitn(3, ' ');
+            // What is added at the end is so to a chain that is written whole.
+            if let (Some(verb @ ("-I" | "-D")), Some(chain)) = (words.next(), words.next()) {
+                let (came, went) = self.lines.entry(key(table, chain)).or_default();
+                *(if verb == "-I" { came } else { went }) += 1;
+            }
+        }
+    }
 }
 
 impl Page {
@@ -80,64 +174,54 @@ impl Page {
         Some([nat?, filter?])
     }
 
-    /// Shapes and rules now.
-    fn look(&mut self, family: Family) -> Option<Look> {
+    /// Reads the rules, and takes them for what is to be from now on; those of before.
+    fn read(&mut self, family: Family) -> (Option<Rules>, Own) {
         let begun = Instant::now();
-        let tables = self.tables(family)?;
-        let read = WATCHED.map(|table| {
-            let entries = tables.read(table.name()).ok()?;
-            Some((entries.shape(), entries.digest(is_watched)))
-        });
+        let mut rules = Rules::default();
+        let tables = self.tables(family);
+        let read = WATCHED.map(|table| tables.and_then(|tables| tables.read(table.name()).ok()));
+        for (table, entries) in read.iter().enumerate() {
+            if let Some(entries) = entries {
+                entries.each_chain(is_watched, |chain, lines| {
+                    rules.0.insert(key(table, chain), Print::of(chain, lines));
+                });
+            }
+        }
+        let shapes = match &read {
+            [Some(nat), Some(filter)] => Some([nat.shape(), filter.shape()]),
+            // A table too large for the memory there is.
+            _ => None,
+        };
+        drop(read);
         self.read_took = begun.elapsed();
         self.read_at = Some(Instant::now());
-        match read {
-            [Some((nat, nat_rules)), Some((filter, filter_rules))] => {
-                let rules = nat_rules.rotate_left(1) ^ filter_rules;
-                Some(Look { shapes: [nat, filter], rules: Some(rules) })
-            }
-            // A table too large for the memory there is.
-            _ => self.shapes(family).map(|shapes| Look { shapes, rules: None }),
-        }
+        self.suspicious = false;
+        self.expected = shapes.or_else(|| self.shapes(family));
+        let before = std::mem::replace(&mut self.rules, shapes.map(|_| rules));
+        (before, std::mem::take(&mut self.own))
     }
 
     fn may_read(&self, least: Duration, times: u32) -> bool {
         self.read_at.is_none_or(|at| at.elapsed() >= least.max(self.read_took * times))
     }
 
-    /// Have others changed something of ours since the last look? They may go on doing so while we ask.
-    fn differs(&mut self, family: Family) -> bool {
+    /// Have others changed something of ours? Asked as often as it may be.
+    fn is_drifted(&mut self, family: Family) -> bool {
         let Some(expected) = self.expected else { return false };
-        let Some(now) = self.look(family) else { return false };
-        match (now.rules, expected.rules) {
-            (Some(now), Some(expected)) => now != expected,
-            _ => now.shapes != expected.shapes,
-        }
-    }
-
-    /// The same, as often as it may be asked for.
-    fn seems_to_differ(&mut self, family: Family) -> bool {
-        let Some(expected) = self.expected else { return false };
-        let is_other = self.shapes(family).is_some_and(|shapes| shapes != expected.shapes);
+        let is_other = self.suspicious || self.shapes(family).is_some_and(|shapes| shapes != expected);
         let may_read = match is_other {
             true => self.may_read(LOOK_EVERY, READ_AGAIN),
             false => self.may_read(READ_EVERY.0, READ_EVERY.1),
         };
-        if !may_read || (!is_other && expected.rules.is_none()) {
+        if !may_read {
             return false;
         }
-        let differs = self.differs(family);
-        if !differs {
-            // A neighbour's change, which is as it should be from now on.
-            let shapes = self.shapes(family).unwrap_or(expected.shapes);
-            self.expected = Some(Look { shapes, ..expected });
+        let (before, own) = self.read(family);
+        match (&self.rules, before) {
+            (Some(now), Some(before)) => !now.follows(&before, &own),
+            _ => is_other,
         }
-        differs
     }
-}
-
-/// What is ours, or partly ours.
-fn is_watched(name: &str) -> bool {
-    is_current(name) || name == xt::FIREWALL
 }
 
 impl Ledger {
@@ -145,11 +229,16 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before we write. What others did until now would look like our own doing afterwards.
-    pub(super) fn open(&self, family: Family) -> Entry<'_> {
+    /// Before we write this. What others did to the shape would look like our own doing afterwards.
+    pub(super) fn open(&self, family: Family, input: &str) -> Entry<'_> {
         let mut pages = self.lock();
         let page = &mut pages[family];
-        page.surprised |= page.differs(family);
+        if let Some(expected) = page.expected {
+            page.suspicious |= page.shapes(family).is_some_and(|shapes| shapes != expected);
+        }
+        if page.rules.is_some() {
+            page.own.note(input);
+        }
         if std::mem::take(&mut page.looked) {
             page.in_vain = 0;
         }
@@ -160,11 +249,10 @@ impl Ledger {
     pub(super) fn look(&self, family: Family) {
         let mut pages = self.lock();
         let page = &mut pages[family];
-        page.surprised = false;
         page.in_vain += u32::from(std::mem::replace(&mut page.looked, true));
         // A table that is not there is not made for the sake of looking: we are about to write it.
         if page.expected.is_some() {
-            page.expected = page.look(family);
+            page.read(family);
         }
     }
 
@@ -176,8 +264,7 @@ impl Ledger {
             if page.quiet_until.is_some_and(|until| Instant::now() < until) {
                 continue;
             }
-            if std::mem::take(&mut page.surprised) || page.seems_to_differ(family) {
-                page.expected = page.look(family);
+            if page.is_drifted(family) {
                 // To compare costs more than to look: the more of it was in vain, the rarer it is done.
                 page.quiet_until = Some(Instant::now() + LOOK_EVERY * (1 << page.in_vain.min(LONGEST)));
                 let what = format!("something in the legacy tables of iptables ({family})");
@@ -198,6 +285,46 @@ impl Entry<'_> {
     /// We have written.
     pub(super) fn close(&mut self) {
         let page = &mut self.pages[self.family];
-        page.expected = page.look(self.family);
+        page.expected = page.shapes(self.family);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(chains: &[(&str, &[u64])]) -> Rules {
+        Rules(chains.iter().map(|(chain, rules)| (key(0, chain), Print::of(chain, rules))).collect())
+    }
+
+    #[test]
+    fn what_we_wrote_is_left_out_and_all_else_is_seen() {
+        let before =
+            || rules(&[("KUBE-SERVICES", &[1, 2, 3]), ("KUBE-SVC-A", &[4, 5]), ("KUBE-SEP-B", &[6])]);
+        let own = |input: &str| {
+            let mut own = Own::default();
+            own.note(input);
+            own
+        };
+        assert!(before().follows(&before(), &own("")));
+        let edited = rules(&[("KUBE-SERVICES", &[1, 2, 3]), ("KUBE-SVC-A", &[4, 9]), ("KUBE-SEP-B", &[6])]);
+        assert!(!edited.follows(&before(), &own("")));
+        assert!(!edited.follows(&before(), &own("*filter\n:KUBE-SVC-A - [0:0]\nCOMMIT\n")), "another table");
+        assert!(edited.follows(&before(), &own("*nat\n:KUBE-SVC-A - [0:0]\nCOMMIT\n")));
+        let gone = rules(&[("KUBE-SERVICES", &[1, 2, 3]), ("KUBE-SVC-A", &[4, 5])]);
+        assert!(!gone.follows(&before(), &own("")));
+        assert!(gone.follows(&before(), &own("*nat\n:KUBE-SEP-B - [0:0]\n-X KUBE-SEP-B\nCOMMIT\n")));
+        assert!(!before().follows(&gone, &own("")), "a chain came that we did not make");
+        // A line of ours came, and nobody else's went with it.
+        let line = "*nat\n-I KUBE-SERVICES -j X\nCOMMIT\n";
+        let with =
+            |lines: &[u64]| rules(&[("KUBE-SERVICES", lines), ("KUBE-SVC-A", &[4, 5]), ("KUBE-SEP-B", &[6])]);
+        assert!(with(&[7, 1, 2, 3]).follows(&before(), &own(line)));
+        assert!(!with(&[7, 1, 2, 8]).follows(&before(), &own(line)));
+        assert!(!with(&[7, 1, 3]).follows(&before(), &own(line)));
+        assert!(
+            with(&[7, 1, 3])
+                .follows(&before(), &own(&format!("*nat\n-D KUBE-SERVICES -j Y\nCOMMIT\n{line}")))
+        );
     }
 }

@@ -279,7 +279,7 @@ impl Tables for Xtables {
         let args = ["-w", &seconds, "--noflush", "--counters"];
         let job = Job { tool, args: &args, input: Some(input), limit: self.limits.run };
         let writers = &self.writers;
-        let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family));
+        let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family, input));
         let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process));
         if let Some(entry) = &mut entry {
             entry.close();

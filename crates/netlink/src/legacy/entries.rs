@@ -84,8 +84,8 @@ impl<'a> Entry<'a> {
     }
 
     /// All that was asked for, and none of what was counted.
-    fn digest(&self, seed: u64, jump: Option<u64>) -> u64 {
-        let mut digest = Digest(seed);
+    fn digest(&self, jump: Option<u64>) -> u64 {
+        let mut digest = Digest(1);
         digest.add(&self.bytes[..self.layout.packet_end.min(self.bytes.len())]);
         let rest = self.layout.matches.min(self.bytes.len());
         match jump {
@@ -162,9 +162,10 @@ impl Entries {
         }
     }
 
-    /// A number that changes when a rule of one of these chains does, or their order, or a rule that leads to one of
-    /// them; and not when neighbours change theirs, or packets are counted.
-    pub fn digest(&self, is_ours: impl Fn(&str) -> bool) -> u64 {
+    /// Visits each of these chains with a number for each of its rules, and others that have rules which lead to one of
+    /// them, with a number for each of those. A number changes when the rule does, and not when packets are counted or
+    /// when chains move within the table.
+    pub fn each_chain(&self, is_ours: impl Fn(&str) -> bool, mut visit: impl FnMut(&str, &[u64])) {
         // The first rule of each chain of ours, in the order of the table.
         let mut ours: Vec<(u32, u64)> = Vec::new();
         for entry in self.iter() {
@@ -176,27 +177,31 @@ impl Entries {
             let place = ours.binary_search_by_key(&at, |(first, _)| *first).ok()?;
             Some(ours[place].1)
         };
-        let mut total = 0_u64;
+        let mut end = |place: &mut Place<'_>| {
+            if place.is_ours || !place.rules.is_empty() {
+                visit(place.name, &place.rules);
+            }
+            place.rules.clear();
+        };
         let mut place = Place::default();
         for entry in self.iter() {
             if let Some(name) = entry.chain() {
-                total = total.wrapping_add(place.digest);
-                place = Place { is_ours: is_ours(name), name: Digest::of(name), digest: 0 };
-                place.digest = if place.is_ours { place.name } else { 0 };
+                end(&mut place);
+                (place.name, place.is_ours) = (name, is_ours(name));
                 continue;
             }
             if let Some(hook) = (0..BUILT_IN.len()).find(|hook| self.begins(*hook, entry.offset)) {
-                place = Place { is_ours: false, name: hook as u64 + 2, digest: 0 };
+                end(&mut place);
+                (place.name, place.is_ours) = (BUILT_IN[hook], false);
             }
-            let jump = entry.jump().and_then(find);
-            match place.is_ours {
-                true => place.digest = entry.digest(place.digest, jump.or(entry.jump().map(|_| 3))),
-                // Where neighbours' rules are in between means nothing.
-                false if jump.is_some() => total = total.wrapping_add(entry.digest(place.name, jump)),
-                false => {}
+            let jump = entry.jump();
+            match jump.and_then(find) {
+                None if !place.is_ours => {}
+                // Somebody else's chain is no more than that.
+                to => place.rules.push(entry.digest(to.or(jump.map(|_| 0)))),
             }
         }
-        total.wrapping_add(place.digest)
+        end(&mut place);
     }
 
     fn has_hook(&self, hook: usize) -> bool {
@@ -229,10 +234,10 @@ impl Entries {
 
 /// The chain that is being walked.
 #[derive(Default)]
-struct Place {
+struct Place<'a> {
+    name: &'a str,
     is_ours: bool,
-    name: u64,
-    digest: u64,
+    rules: Vec<u64>,
 }
 
 impl std::fmt::Debug for Entries {
@@ -247,7 +252,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         let size = u32::try_from(bytes.len()).unwrap_or(0);
         let shape = Shape { entries: 1, size, valid_hooks: 31, hooks: [[0, 112, 168, 152, 8]; 2] };
         let entries = Entries::new(family, shape, bytes.to_vec(), 0);
-        entries.digest(|name| name.len() % 2 == 0);
+        entries.each_chain(|name| name.len() % 2 == 0, |_, _| {});
         entries.policy("FORWARD");
         entries.chains().count();
     }

@@ -254,6 +254,7 @@ fn an_edit_before_our_own_write_is_noticed() {
         let mut iptables = open(variant);
         let mut watch = iptables.watch().unwrap().unwrap();
         iptables.apply(&cluster.plan, Scope::All).unwrap();
+        assert_eq!(drift(&mut *watch, Duration::from_millis(700)), None, "{variant}");
         divert(variant);
         let changes = cluster.update(sketch(1).slices(&ready(&[1])));
         iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
