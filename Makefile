@@ -24,8 +24,8 @@ test-cluster: ## The daemon against the real kube-apiserver and etcd (root, Go)
 	./tests/cluster/run
 
 .PHONY: test-vm
-test-vm: ## The kernel tests inside a virtual machine, on Debian's 6.1 or another kernel (VM_KERNEL=6.12)
-	./tests/vm/run
+test-vm: ## The kernel tests inside a virtual machine, on Debian's 6.1 or another kernel (VM_KERNEL=6.12, VM_ARGS=--quick)
+	./tests/vm/run $(VM_ARGS)
 
 .PHONY: fuzz
 fuzz: ## A short run of each fuzz target (FUZZ_SECONDS=15)

@@ -151,7 +151,10 @@ impl Judge for Kernel {
 impl Kernel {
     fn open(&mut self, name: &str, probe: &Probe) -> Result<(), String> {
         let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
-        let opened = self.lab.open(&probe.from, referee.route(probe.sources[0]), PATIENCE).map_err(text)?;
+        let opened = self
+            .lab
+            .open(&probe.from, referee.route(probe.sources[0]), PATIENCE * slowness())
+            .map_err(text)?;
         let mut flow = opened.map_err(|answer| said(&answer))?;
         referee.hear(&flow.ask(referee.patience()), probe.sources[0])?;
         self.flows.insert(name.to_owned(), (flow, probe.clone()));
@@ -195,7 +198,7 @@ impl Referee<'_> {
         match (self.expect, self.probe.protocol) {
             (Expect::Drop, Protocol::Tcp) if self.probe.destination.is_ipv6() => SILENCE_TCP6,
             (Expect::Drop, _) => SILENCE,
-            _ => PATIENCE,
+            _ => PATIENCE * slowness(),
         }
     }
 
@@ -352,6 +355,12 @@ fn sweep(plan: &Plan, changes: &Changes) -> Result<(), String> {
     sweeper.add(plan, changes);
     drop(sweeper);
     reports.iter().try_for_each(|outcome| outcome.map(drop).map_err(text))
+}
+
+/// How much slower than usual this machine is, by `PORTOLAN_SLOW`: an emulated one may need a long time for what takes no
+/// time at all elsewhere.
+fn slowness() -> u32 {
+    std::env::var("PORTOLAN_SLOW").ok().and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
 }
 
 /// So many different endpoints are proof enough that all are used.
