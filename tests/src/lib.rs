@@ -17,9 +17,9 @@ pub fn scenarios() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios")
 }
 
-/// Is this scenario asked for? `SCENARIO` is a part of its name; without it all are.
+/// Is this scenario asked for? `SCENARIO` is a part of its name, or several with commas between; without it all are.
 pub fn is_asked_for(name: &str) -> bool {
-    std::env::var("SCENARIO").map_or(true, |part| name.contains(&part))
+    std::env::var("SCENARIO").map_or(true, |parts| parts.split(',').any(|part| name.contains(part)))
 }
 
 /// A scenario of which every packet line is false, for judges that must be able to say no.
@@ -73,7 +73,7 @@ a3      tcp  10.96.0.10:80      -> a1:8081,c1 nomasq  # another port
 a3      udp  10.96.0.10:53      -> a2 nomasq          # another endpoint
 a3      tcp  10.96.0.10:80      -> a1,c1 nomasq sticky
 a3      tcp  10.96.0.10:80      -> a1=3,c1 nomasq      # equal shares
-a3      tcp  10.96.0.10:80      -> a1,c1 nomasq turns
+a3      tcp  10.96.0.10:80      -> a1=2,c1 nomasq turns  # in ipvs mode they do, but with equal shares
 a3      tcp  10.96.0.10:80      -> a1,c1 nomasq hashed
 a3      tcp  10.96.0.10:80      -> reject
 a3      tcp  10.96.0.10:80      -> drop

@@ -208,7 +208,7 @@ pub mod xt {
     pub const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
     /// In nat, ipvs mode: node ports, the same. In filter: health-check node ports, let in.
     pub const NODE_PORT: &str = "KUBE-NODE-PORT";
-    /// In filter and mangle, ipvs mode: who may connect to load balancers with source ranges.
+    /// In filter, ipvs mode: who may connect to load balancers with source ranges.
     pub const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
     /// In filter, ipvs mode: what service addresses do not serve is refused, not shown the node's own sockets.
     pub const IPVS_FILTER: &str = "KUBE-IPVS-FILTER";
@@ -216,9 +216,23 @@ pub mod xt {
     pub const IPVS_OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
     /// In mangle, ipvs mode, ours alone: traffic from inside that goes another way than traffic from outside.
     pub const INSIDE: &str = "KUBE-INSIDE";
+    /// In mangle, ipvs mode, ours alone: load balancers with source ranges, for what this node sends.
+    pub const OUTPUT_FIREWALL: &str = "KUBE-OUTPUT-FIREWALL";
+    /// In mangle, ipvs mode, ours alone: who may connect to them.
+    pub const OUTPUT_RANGES: &str = "KUBE-OUTPUT-RANGES";
+    /// Chains of the ipvs mode that kube-proxy does not have.
+    pub const IPVS_OWN: [&str; 3] = [INSIDE, OUTPUT_FIREWALL, OUTPUT_RANGES];
     /// Chains of the ipvs mode, kube-proxy's or ours.
-    pub const IPVS: [&str; 6] =
-        [LOAD_BALANCER, NODE_PORT, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER, INSIDE];
+    pub const IPVS: [&str; 8] = [
+        LOAD_BALANCER,
+        NODE_PORT,
+        SOURCE_RANGES,
+        IPVS_FILTER,
+        IPVS_OUT_FILTER,
+        INSIDE,
+        OUTPUT_FIREWALL,
+        OUTPUT_RANGES,
+    ];
 }
 
 /// The link that has all service addresses in ipvs mode; kube-proxy's name.

@@ -19,7 +19,7 @@ use crate::{
     app,
     config::{
         Config,
-        check::{self, Checked},
+        check::{self, Checked, Mode},
         own::PortRange,
         surprise,
     },
@@ -169,7 +169,12 @@ pub fn settle(config: &Config, checked: &Checked) -> Vec<Refusal> {
     if sysctls.read("net/netfilter/nf_conntrack_max").is_err() {
         load_conntrack();
     }
-    settle::apply(&sysctls, &settle::wishes(config, checked, sysctls.cpus()))
+    let mut wishes = settle::wishes(config, checked, sysctls.cpus());
+    // To ask for IPVS makes the kernel load it. Where there is none, another mode is taken, or the start says so.
+    if checked.mode == Mode::Ipvs && netlink::ipvs::Ipvs::open().is_err() {
+        wishes.retain(|wish| !wish.name.starts_with("net/ipv4/vs/"));
+    }
+    settle::apply(&sysctls, &wishes)
 }
 
 /// Any question about tracked connections makes the kernel load what can answer it. If it cannot, the settings stay

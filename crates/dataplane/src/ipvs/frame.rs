@@ -32,7 +32,7 @@ pub(super) fn footholds() -> Vec<Foothold> {
     [
         (Table::Mangle, "PREROUTING", xt::INSIDE, INSIDE),
         (Table::Mangle, "OUTPUT", xt::INSIDE, INSIDE),
-        (Table::Mangle, "OUTPUT", xt::PROXY_FIREWALL, FIREWALL),
+        (Table::Mangle, "OUTPUT", xt::OUTPUT_FIREWALL, FIREWALL),
         (Table::Nat, "PREROUTING", xt::SERVICES, PORTALS),
         (Table::Nat, "OUTPUT", xt::SERVICES, PORTALS),
         (Table::Nat, "POSTROUTING", xt::POSTROUTING, POSTROUTING),
@@ -58,14 +58,14 @@ pub(super) fn chains(scene: &Scene<'_>) -> Vec<(Table, Name, Vec<Rule>)> {
     let name = Name::known;
     vec![
         (Table::Mangle, name(xt::INSIDE), writer.inside()),
-        (Table::Mangle, name(xt::PROXY_FIREWALL), writer.firewall()),
-        (Table::Mangle, name(xt::SOURCE_RANGES), writer.source_ranges()),
+        (Table::Mangle, name(xt::OUTPUT_FIREWALL), writer.firewall(xt::OUTPUT_RANGES)),
+        (Table::Mangle, name(xt::OUTPUT_RANGES), writer.source_ranges()),
         (Table::Nat, name(xt::MARK_MASQ), vec![Rule::to(Target::Mark(scene.mark))]),
         (Table::Nat, name(xt::SERVICES), writer.services()),
         (Table::Nat, name(xt::LOAD_BALANCER), writer.load_balancer()),
         (Table::Nat, name(xt::NODE_PORT), writer.node_port()),
         (Table::Nat, name(xt::POSTROUTING), writer.postrouting()),
-        (Table::Filter, name(xt::PROXY_FIREWALL), writer.firewall()),
+        (Table::Filter, name(xt::PROXY_FIREWALL), writer.firewall(xt::SOURCE_RANGES)),
         (Table::Filter, name(xt::SOURCE_RANGES), writer.source_ranges()),
         (Table::Filter, name(xt::NODE_PORT), vec![writer.health()]),
         (Table::Filter, name(xt::FORWARD), writer.forward()),
@@ -179,8 +179,8 @@ impl Writer<'_> {
         ]
     }
 
-    fn firewall(&self) -> Vec<Rule> {
-        let to = Rule::jump(Name::known(xt::SOURCE_RANGES));
+    fn firewall(&self, ranges: &str) -> Vec<Rule> {
+        let to = Rule::jump(Name::known(ranges));
         vec![to.with([Match::state(State::New, true), self.place(Set::LoadBalancerFw)])]
     }
 

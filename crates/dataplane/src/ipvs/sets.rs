@@ -69,6 +69,9 @@ impl Set {
         Set::Inside,
     ];
 
+    /// Those that kube-proxy does not have.
+    pub const OWN: [Set; 5] = [Set::NodePortIps, Set::Masquerade, Set::Drop, Set::DropOutside, Set::Inside];
+
     /// Its name in IPv4.
     const fn base(self) -> &'static str {
         match self {

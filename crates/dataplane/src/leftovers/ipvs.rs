@@ -53,6 +53,37 @@ pub(super) fn remove(busy: Busy, report: &mut Report) {
     }
 }
 
+/// Removes what kube-proxy's ipvs mode does not have, and so would neither use nor remove: virtual servers that go by a mark,
+/// and sets. Chains that use the sets must have gone before; a set that a rule still uses stays.
+pub(super) fn withdraw(report: &mut Report) {
+    if !fs::exists(SETS_LOADED).unwrap_or(false) {
+        return;
+    }
+    let Ok(mut sets) = Ipset::open() else { return };
+    let marks: HashSet<u32> = held(&mut sets)
+        .into_iter()
+        .filter_map(|(_, element)| if let Element::Marked { mark, .. } = element { Some(mark) } else { None })
+        .collect();
+    if !marks.is_empty() {
+        let is_ours = |key: &ServiceKey| matches!(key, ServiceKey::Mark { mark, .. } if marks.contains(mark));
+        let removed = Ipvs::open().and_then(|mut ipvs| {
+            let keys = ipvs.services()?.into_iter().map(|held| held.service.key).filter(is_ours);
+            let changes: Vec<Change> = keys.map(Change::RemoveService).collect();
+            ipvs.apply(&changes).map(|_| changes.len())
+        });
+        match removed {
+            Ok(0) => {}
+            Ok(count) => report.removed.push(format!("{count} virtual servers of IPVS")),
+            Err(error) => report.failed.push(format!("virtual servers of IPVS: {error}")),
+        }
+    }
+    let names = Set::OWN.into_iter().flat_map(|set| Family::BOTH.map(|family| set.name(family)));
+    let removed = names.filter(|name| matches!(sets.destroy(name), Ok(true))).count();
+    if removed > 0 {
+        report.removed.push(format!("{removed} sets"));
+    }
+}
+
 /// Removes the servers and, if none has to stay, the link; how many have to.
 fn remove_servers(
     busy: Busy,

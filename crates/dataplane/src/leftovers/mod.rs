@@ -69,8 +69,8 @@ pub enum When {
     Now,
 }
 
-/// Removes our own tables and nothing else: the last step when another proxy has taken over. (In iptables mode our
-/// chains are kube-proxy's, which takes them over where they are.)
+/// Removes our own tables and nothing else: the last step when another proxy has taken over. (In iptables and ipvs mode
+/// what we have is kube-proxy's, which takes it over where it is; only what ipvs mode has beyond that is removed.)
 ///
 /// The kernel translates packets, those of open connections too, only as long as a family has any chain for it. So our
 /// table stays until kube-proxy has written its own.
@@ -83,6 +83,10 @@ pub fn withdraw(when: When) -> Report {
             return report;
         }
     };
+    let is_doomed = |name: &str| names::xt::IPVS_OWN.contains(&name);
+    nft::remove_chains(&mut nft, &is_doomed, &mut report);
+    legacy::remove_chains(&is_doomed, &mut report);
+    ipvs::withdraw(&mut report);
     for family in Family::BOTH {
         let ours = TableRef { family: wire(family), name: names::TABLE };
         match nft.chains(ours) {

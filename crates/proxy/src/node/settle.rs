@@ -109,7 +109,25 @@ pub fn wishes(config: &Config, checked: &Checked, cpus: u64) -> Vec<Wish> {
     };
     let name = "net/ipv4/conf/all/route_localnet";
     wishes.extend(field.map(|field| Wish { name, value: 1, rule: Rule::Exactly, field }));
+    if checked.mode == Mode::Ipvs {
+        wishes.extend(for_ipvs(checked));
+    }
     wishes
+}
+
+/// What virtual servers need; see the ipvs mode of the dataplane, which looks again.
+fn for_ipvs(checked: &Checked) -> impl Iterator<Item = Wish> {
+    let always = [
+        ("net/ipv4/vs/conntrack", 1),
+        ("net/ipv4/vs/expire_nodest_conn", 1),
+        ("net/ipv4/vs/expire_quiescent_template", 1),
+        ("net/ipv4/ip_forward", 1),
+    ];
+    let strict = [("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2)];
+    let strict = strict.into_iter().filter(|_| checked.ipvs.strict_arp).map(|it| (it, "ipvs.strictARP"));
+    let wished = always.into_iter().map(|it| (it, "mode")).chain(strict);
+    let wish = |((name, value), field)| Wish { name, value, rule: Rule::Exactly, field };
+    wished.map(wish).collect::<Vec<_>>().into_iter()
 }
 
 /// `None` leaves the limit alone.

@@ -164,6 +164,7 @@ impl Kernel {
     /// New connections, as many as the expectation needs to be shown.
     fn probe(&mut self, probe: &Probe) -> Result<(), String> {
         let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let is_ipvs = self.mode == Mode::Ipvs;
         let before = self.met.get(&beginning(probe));
         let node = self.lab.netns(&probe.from).map_err(text)?;
         let met = node
@@ -172,6 +173,10 @@ impl Kernel {
                 Expect::Forward { to, stick: None, .. } if is_weighted(to) => referee.weigh(to),
                 Expect::Forward { to, stick: None, .. } => referee.meet_all(to),
                 Expect::Forward { to, stick: Some(stick), .. } => referee.meet_again(to, *stick, before),
+                // While connections of a service that was deleted go on, its address is still the node's.
+                Expect::Pass if is_ipvs && !referee.host.owns(probe.destination.ip()) => {
+                    referee.once().or_else(|_| Referee { expect: &Expect::Reject, ..referee }.once())
+                }
                 Expect::Reject | Expect::Drop | Expect::Pass => referee.once(),
             })
             .map_err(text)??;

@@ -11,7 +11,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "portolan.image" -}}
-{{- $tools := or (eq .Values.config.mode "iptables") .Values.legacyIptables -}}
+{{- $tools := or (has .Values.config.mode (list "iptables" "ipvs")) .Values.legacyIptables -}}
 {{- $suffix := ternary "-iptables" "" $tools -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default (print .Chart.AppVersion $suffix) }}
 {{- end }}
