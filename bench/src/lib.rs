@@ -13,6 +13,7 @@
 //! - [`meter`], [`scrape`], [`machine`]: what it costs
 //! - [`floor`]: what the tool of the iptables mode costs by itself
 //! - [`figures`], [`report`], [`budget`]: what is kept, shown and judged
+//! - [`relay`]: the relay of the userspace mode beside other proxies
 //! - [`undo`]: what an interrupt must not leave behind
 
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod meter;
 pub mod objects;
 pub mod phases;
 pub mod probe;
+pub mod relay;
 pub mod report;
 pub mod responder;
 pub mod run;

@@ -29,6 +29,14 @@ enum What {
         /// The folder of the run
         folder: PathBuf,
     },
+    /// Measure the relay of the userspace mode beside HAProxy and nginx
+    Relay(bench::relay::Options),
+    /// Be the relay that is measured
+    #[command(hide = true)]
+    RelayServe {
+        /// Each is LISTEN=ENDPOINT
+        pairs: Vec<String>,
+    },
     /// Write the manifests of one size into a folder
     Objects {
         #[arg(long, default_value = "100x10")]
@@ -56,6 +64,8 @@ fn perform(what: What) -> Result<()> {
             print!("{}", report::text(&serde_json::from_str(&text)?));
             Ok(())
         }
+        What::Relay(options) => bench::relay::run(&options),
+        What::RelayServe { pairs } => bench::relay::serve(&pairs),
         What::Objects { size, folder } => Files::new(&folder)?.fill(&Objects::new(size)),
     }
 }

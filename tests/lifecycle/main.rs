@@ -11,3 +11,4 @@ mod drift;
 mod node;
 mod restart;
 mod restricted;
+mod userspace;

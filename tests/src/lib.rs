@@ -89,8 +89,14 @@ client  tcp  10.96.0.99:80      -> reject
 client  tcp  10.96.0.99:80      -> drop
 client  tcp  10.96.0.99:80      -> a1,c1 masq
 clients tcp  10.96.0.11:80      -> a1,c1 masq         # each client meets one of them
-client  tcp  192.168.0.1:30080  -> a1,c1 nomasq
+client  tcp  192.168.0.1:30080  -> a1,c1 nomasq       # masqueraded
 "#;
+
+/// Those of [`lies`] that are about the source an endpoint sees.
+pub fn lies_about_sources() -> Vec<usize> {
+    let lines: Vec<&str> = LIES.lines().collect();
+    lies().into_iter().filter(|line| lines[line - 1].ends_with("masqueraded")).collect()
+}
 
 /// The lines of [`LIES`] that hold packets.
 pub fn lies() -> Vec<usize> {

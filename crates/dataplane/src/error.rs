@@ -30,6 +30,14 @@ pub enum Error {
     /// Something on this node is not as it must be, in one sentence.
     #[error("{0}")]
     Setting(String),
+    /// What carries connections could not be started.
+    #[error("{act} the relay: {source}")]
+    Relay {
+        /// What was being done, for example "start".
+        act: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// Several things failed, one after the other; the rest was done.
     #[error("{}", Joined(.0))]
     Several(Vec<Error>),

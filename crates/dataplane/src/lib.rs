@@ -11,6 +11,7 @@
 //! - [`iptables`]: kube-proxy's chains, written by the iptables tools
 //! - [`ipvs`]: virtual servers of the kernel, IP sets, and constant rules beside them
 //! - [`xtables`]: the iptables tools, run within bounds
+//! - [`userspace`]: steers traffic to a relay in this process
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
 //! - [`leftovers`]: what other modes and other proxies left on the node
@@ -30,6 +31,7 @@ pub mod names;
 pub mod nftables;
 pub mod none;
 mod notices;
+pub mod userspace;
 pub mod wishes;
 pub mod xtables;
 
@@ -214,6 +216,7 @@ pub enum Mode {
     Nftables,
     Iptables,
     Ipvs,
+    Userspace,
     /// None: nothing is programmed.
     None,
 }
@@ -232,6 +235,8 @@ pub struct Config {
     pub xtables: Option<xtables::Variant>,
     /// For the ipvs mode.
     pub ipvs: ipvs::Settings,
+    /// The userspace mode's own.
+    pub userspace: userspace::Options,
 }
 
 impl Default for Config {
@@ -242,6 +247,7 @@ impl Default for Config {
             counted_endpoints: 0,
             xtables: None,
             ipvs: ipvs::Settings::default(),
+            userspace: userspace::Options::default(),
         }
     }
 }
@@ -253,6 +259,7 @@ pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupport
         Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
         Mode::Iptables => Box::new(iptables::Iptables::open(config)?),
         Mode::Ipvs => Box::new(ipvs::Ipvs::open(config)?),
+        Mode::Userspace => Box::new(userspace::Userspace::open(config)?),
         Mode::None => Box::new(none::None),
     })
 }

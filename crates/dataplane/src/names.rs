@@ -18,6 +18,34 @@ pub const PROBE_TABLE: &str = "portolan-probe";
 /// neighbours that keep clear of one keep clear of the other.
 pub const MASQUERADE_BIT: u8 = 14;
 
+/// What the userspace mode has.
+pub mod userspace {
+    /// The table, one in family `ip` and one in `ip6`.
+    pub const TABLE: &str = "portolan-userspace";
+    /// The mark's bit that means "for the proxy". Clear of kube-proxy's (14, 15), of CNI's port mapping (13), of Cilium's
+    /// (8 to 11) and of Calico's (16 and up).
+    pub const MARK: u32 = 1 << 12;
+    /// The routing table of what is marked, in which everything is local.
+    pub const ROUTES: u32 = 20_043;
+    /// Where the rule stands that leads there.
+    pub const PRIORITY: u32 = 43;
+    /// The device that has the services' addresses where no packet filter is used.
+    pub const DEVICE: &str = "portolan0";
+    /// Its other end, where it is a veth pair.
+    pub const DEVICE_PEER: &str = "portolan1";
+
+    /// What arrives: to a listener, if it is for a frontend.
+    pub const STEER_PREROUTING: &str = "steer-prerouting";
+    /// What this node's own processes send: marked, so that it arrives here.
+    pub const STEER_OUTPUT: &str = "steer-output";
+    /// To the listener for everyone.
+    pub const STEER: &str = "steer";
+    /// To the listener for traffic from inside, where that differs.
+    pub const STEER_INSIDE: &str = "steer-inside";
+    /// Marks what this node's own processes send.
+    pub const STEER_OWN: &str = "steer-own";
+}
+
 /// Lets a node route packets from and to 127.0.0.0/8, which node ports on loopback addresses need. Written only
 /// for them, and left as it is afterwards: others may have come to rely on it.
 pub const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use dataplane::Dataplane;
+use dataplane::{Dataplane, userspace::Carrier};
 use model::{Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
@@ -39,6 +39,7 @@ use crate::{
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
     fallback::settle,
+    farewell,
     feed::Feed,
     flags::{Options, Source},
     flows, health, host, http,
@@ -78,6 +79,8 @@ pub struct Proxy {
     pub problems: Arc<Problems>,
     pub connections: Arc<Connections>,
     systemd: Arc<Systemd>,
+    /// Connections that this process carries, and how long they may go on at the end.
+    carried: Option<(Carrier, Duration)>,
     /// Why it cannot go on, if that happens.
     fatal: mpsc::Receiver<String>,
     give_up: mpsc::Sender<String>,
@@ -127,9 +130,11 @@ impl Proxy {
         let stop = Arc::new(Notify::new());
         let systemd = Arc::new(Systemd::from_environment());
         let told = Arc::clone(&systemd);
+        let relief = farewell::relief(&checked, families);
+        let carried = farewell::carried(&checked);
         let make = move || {
             let reconciler = Reconciler::new(at_home(ports), MAX_BACKOFF, from_files)?;
-            Ok(reconciler.watched_by(told).taking_over(mode))
+            Ok(reconciler.watched_by(told).taking_over(mode).relieved_by(relief))
         };
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         let host = updates.downgrade();
@@ -141,7 +146,11 @@ impl Proxy {
         let (fatal_sender, fatal) = mpsc::channel(1);
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
-            outside: Outside { accounted, ..Outside::new(&problems, api, &connections) },
+            outside: Outside {
+                accounted,
+                carried: carried.clone().map(|(carrier, _)| carrier),
+                ..Outside::new(&problems, api, &connections)
+            },
             config: live.current().clone(),
             flags,
             started,
@@ -155,6 +164,7 @@ impl Proxy {
             problems,
             connections,
             systemd,
+            carried: carried.clone(),
             fatal,
             give_up: fatal_sender,
             live,
@@ -192,6 +202,9 @@ impl Proxy {
         // Everything ends with the process. To wait for a sweep that is under way would only delay it, and what
         // the kernel has not taken whole it has not taken at all.
         runtime.shutdown_background();
+        if let (Some((carrier, bound)), Ok(())) = (self.carried.take(), &outcome) {
+            farewell::drain((&carrier, bound), &self.stop, self.reconcile.take());
+        }
         std::mem::forget(self);
         outcome
     }
@@ -224,6 +237,7 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
         families,
         counted_endpoints: checked.counted_endpoints as usize,
         ipvs: checked.ipvs.clone(),
+        userspace: checked.userspace.clone(),
         ..dataplane::Config::default()
     };
     dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())
@@ -231,14 +245,12 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
 
 /// The dataplane of a mode, where this build has one.
 pub fn available(mode: Mode) -> Result<dataplane::Mode, String> {
-    match mode {
-        Mode::Nftables => Ok(dataplane::Mode::Nftables),
-        Mode::Iptables => Ok(dataplane::Mode::Iptables),
-        Mode::Ipvs => Ok(dataplane::Mode::Ipvs),
-        other => Err(format!(
-            "this build has no {other} mode yet, only nftables and iptables; leave the mode empty or set it so"
-        )),
-    }
+    Ok(match mode {
+        Mode::Nftables => dataplane::Mode::Nftables,
+        Mode::Iptables => dataplane::Mode::Iptables,
+        Mode::Ipvs => dataplane::Mode::Ipvs,
+        Mode::Userspace => dataplane::Mode::Userspace,
+    })
 }
 
 /// What the configuration decides for the model.

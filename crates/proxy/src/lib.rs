@@ -32,6 +32,7 @@ pub mod drift;
 pub mod endpoints;
 pub mod events;
 pub mod fallback;
+pub mod farewell;
 pub mod feed;
 pub mod flags;
 pub mod flows;

@@ -177,11 +177,11 @@ fn without_privileges_one_sentence_says_what_is_missing() {
 }
 
 #[test]
-fn a_mode_that_is_not_there_yet_is_found_before_the_start() {
+fn a_mode_that_does_not_exist_is_found_before_the_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("config.conf");
     let text =
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n";
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: kernelspace\n";
     std::fs::write(&file, text).expect("written");
     // Compared with itself, so that nothing that runs here matters.
     let check = || {
@@ -192,7 +192,10 @@ fn a_mode_that_is_not_there_yet_is_found_before_the_start() {
     };
     let (code, said) = check();
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("config.conf:3") && said.contains("has no userspace mode yet"), "{said}");
+    assert!(
+        said.contains("config.conf:3") && said.contains("must be nftables, iptables, ipvs or userspace"),
+        "{said}"
+    );
     let ours = "apiVersion: portolan.dev/v1alpha1\nkind: PortolanConfiguration\nmode: nftables\n";
     std::fs::write(folder.path().join("portolan.conf"), ours).expect("written");
     let (code, said) = check();

@@ -55,17 +55,20 @@ pub enum Refusal {
     Endpoints,
     /// Every attempt to reach an endpoint failed.
     Unreachable,
+    /// Another process has bound the address that we would answer as (UDP).
+    Taken,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 6] = [
+    pub const ALL: [Refusal; 7] = [
         Refusal::Descriptors,
         Refusal::Connections,
         Refusal::Service,
         Refusal::Unknown,
         Refusal::Endpoints,
         Refusal::Unreachable,
+        Refusal::Taken,
     ];
 
     /// One word.
@@ -77,6 +80,7 @@ impl Refusal {
             Refusal::Unknown => "unknown",
             Refusal::Endpoints => "no_endpoints",
             Refusal::Unreachable => "unreachable",
+            Refusal::Taken => "address_in_use",
         }
     }
 }
@@ -112,7 +116,7 @@ pub struct Counters {
     pub received_bytes: Counter,
     /// Bytes that went through this process because no pipe was left; part of the two above.
     pub copied_bytes: Counter,
-    refused: [Counter; 6],
+    refused: [Counter; 7],
 }
 
 impl Counters {

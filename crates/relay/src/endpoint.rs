@@ -32,6 +32,8 @@ pub struct Endpoint {
     unhealthy: AtomicBool,
     /// When it left its service; 0 while it is there.
     gone_at: AtomicU64,
+    /// It is no more: nothing sent to it arrives.
+    void: AtomicBool,
 }
 
 impl Endpoint {
@@ -45,6 +47,7 @@ impl Endpoint {
             ejected_until: AtomicU64::new(0),
             unhealthy: AtomicBool::new(false),
             gone_at: AtomicU64::new(0),
+            void: AtomicBool::new(false),
         }
     }
 
@@ -61,6 +64,15 @@ impl Endpoint {
     /// It is no longer one of its service's.
     pub fn is_gone(&self) -> bool {
         self.gone_at.load(Ordering::Relaxed) != 0
+    }
+
+    /// It left its service, and nothing sent to it arrives.
+    pub fn is_void(&self) -> bool {
+        self.void.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn make_void(&self) {
+        self.void.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn gone_for(&self, now: Millis) -> Option<Millis> {

@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -138,6 +139,26 @@ impl Relay {
     /// Stops listening. Connections go on; flows of a listener that was not transparent end.
     pub fn unlisten(&self, id: u64) {
         self.workers.iter().for_each(|(inbox, _)| inbox.send(Command::Unlisten(id)));
+    }
+
+    /// Ends UDP flows to endpoints that are no more, now and not with their next datagram.
+    pub fn prune(&self) {
+        self.end_flows_of(false);
+    }
+
+    /// Ends all UDP flows, now.
+    pub fn end_flows(&self) {
+        self.end_flows_of(true);
+    }
+
+    fn end_flows_of(&self, all: bool) {
+        let (done, all_done) = mpsc::channel();
+        let command = || Command::Prune { all, done: done.clone() };
+        self.workers.iter().for_each(|(inbox, _)| inbox.send(command()));
+        drop(done);
+        // A worker with its hands full does it later.
+        let until = Instant::now() + Duration::from_millis(200);
+        while all_done.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
     }
 
     /// Asks the endpoints of this service whether they live, as long as its settings say so.

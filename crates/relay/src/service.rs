@@ -5,7 +5,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -27,6 +27,8 @@ pub struct Service {
     roster: RwLock<Arc<Roster>>,
     cursor: AtomicUsize,
     remembered: Mutex<Lru<IpAddr, Remembered>>,
+    /// Endpoints that left and may still have flows.
+    left: Mutex<Vec<Weak<Endpoint>>>,
     /// Connections or flows now.
     pub open: Level,
     /// Bytes from clients to endpoints.
@@ -91,6 +93,7 @@ impl Service {
             // Not every process begins with the same endpoint.
             cursor: AtomicUsize::new(balance::random() as usize >> 1),
             remembered: Mutex::new(Lru::new()),
+            left: Mutex::default(),
             open: Level::default(),
             sent_bytes: Counter::default(),
             received_bytes: Counter::default(),
@@ -107,6 +110,25 @@ impl Service {
     /// Gives it these endpoints, each with its weight, from now on. One that was there before keeps what is known of
     /// it; one that is not among them keeps its connections for a while.
     pub fn update(&self, settings: ServiceSettings, endpoints: &[(SocketAddr, u32)]) {
+        self.replace(settings, endpoints, None);
+    }
+
+    /// The same, but of those that are not among them only these are no more: UDP flows to others go on.
+    pub fn update_gently(
+        &self,
+        settings: ServiceSettings,
+        endpoints: &[(SocketAddr, u32)],
+        void: &[SocketAddr],
+    ) {
+        self.replace(settings, endpoints, Some(void));
+    }
+
+    fn replace(
+        &self,
+        settings: ServiceSettings,
+        endpoints: &[(SocketAddr, u32)],
+        void: Option<&[SocketAddr]>,
+    ) {
         let now = clock::now();
         let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
         let known =
@@ -118,11 +140,22 @@ impl Service {
                 None => Member::new(*address, *weight),
             })
             .collect();
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         for member in &roster.members {
             if !endpoints.iter().any(|(address, _)| *address == member.endpoint.address) {
                 member.endpoint.leave(now);
+                left.push(Arc::downgrade(&member.endpoint));
             }
         }
+        left.retain(|endpoint| {
+            let Some(endpoint) = endpoint.upgrade() else { return false };
+            let is_void = void.is_none_or(|void| void.contains(&endpoint.address));
+            if is_void {
+                endpoint.make_void();
+            }
+            !is_void
+        });
+        drop(left);
         let checks = settings.check.is_some();
         let weights: Vec<u32> = members.iter().map(|member| member.weight).collect();
         if !checks {

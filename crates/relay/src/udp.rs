@@ -110,7 +110,7 @@ impl Udp {
     /// A datagram of a client, to its endpoint.
     fn forward(&mut self, context: &Context, listener: &Listener, key: Key, datagram: &[u8]) {
         let known = self.table.touch(&key).copied().filter(|index| match &self.flows[*index] {
-            Some(flow) => !flow.endpoint.is_gone(),
+            Some(flow) => !flow.endpoint.is_void(),
             None => false,
         });
         let index = match known {
@@ -203,9 +203,7 @@ impl Udp {
             }
         };
         let front = match listener.listen.transparent {
-            true => {
-                Some(socket::in_the_name_of(key.destination, key.client).map_err(|_| Refusal::Descriptors)?)
-            }
+            true => Some(socket::in_the_name_of(key.destination, key.client).map_err(|error| why(&error))?),
             false => None,
         };
         let entry = self.flows.vacant_entry();
@@ -304,6 +302,15 @@ impl Udp {
         context.shared.counters.open_flows.leave();
     }
 
+    /// Ends flows to endpoints that are no more: a socket that speaks for an address would keep the address's packets.
+    pub(crate) fn prune(&mut self, context: &Context) {
+        let of_void = |(index, flow): (usize, &Option<Flow>)| {
+            flow.as_ref().is_some_and(|flow| flow.endpoint.is_void()).then_some(index)
+        };
+        let flows: Vec<usize> = self.flows.iter().filter_map(of_void).collect();
+        flows.into_iter().for_each(|index| self.end(context, index));
+    }
+
     /// Flows of a listener that goes have nobody who speaks for them.
     pub(crate) fn forget_listener(&mut self, context: &Context, id: u64) {
         let of_it = |(index, flow): (usize, &Option<Flow>)| {
@@ -322,6 +329,14 @@ impl Udp {
     pub(crate) fn close_all(&mut self, context: &Context) {
         let all: Vec<usize> = self.flows.iter().map(|(index, _)| index).collect();
         all.into_iter().for_each(|index| self.end(context, index));
+    }
+}
+
+/// Why there is no socket that speaks in the name of an address.
+fn why(error: &std::io::Error) -> Refusal {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => Refusal::Taken,
+        _ => Refusal::Descriptors,
     }
 }
 

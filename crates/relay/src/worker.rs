@@ -7,7 +7,7 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
 };
 
 use rustix::{
@@ -50,6 +50,11 @@ pub(crate) struct Inbox {
 pub(crate) enum Command {
     Listen(Listener),
     Unlisten(u64),
+    /// Ends UDP flows to endpoints that are no more, or all of them, and says so.
+    Prune {
+        all: bool,
+        done: Sender<()>,
+    },
     /// Closes everything, and ends.
     Stop,
 }
@@ -233,6 +238,14 @@ impl Worker {
                 Command::Unlisten(id) => {
                     self.udp.forget_listener(&self.context, id);
                     self.listeners.retain(|_, listener| listener.id != id);
+                }
+                Command::Prune { all, done } => {
+                    if all {
+                        self.udp.close_all(&self.context);
+                    } else {
+                        self.udp.prune(&self.context);
+                    }
+                    let _ = done.send(());
                 }
                 Command::Stop => return false,
             }

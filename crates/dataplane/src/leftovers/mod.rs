@@ -137,7 +137,7 @@ pub fn remove(own: Option<Mode>) -> Report {
         Some(Mode::Ipvs) => {
             chains::is_old(name) || (chains::is_current(name) && !crate::ipvs::frame::is_own(name))
         }
-        Some(Mode::Nftables | Mode::None) | None => {
+        Some(Mode::Nftables | Mode::Userspace | Mode::None) | None => {
             chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
         }
     };
@@ -147,6 +147,9 @@ pub fn remove(own: Option<Mode>) -> Report {
             nft::remove_kube_proxy(&mut nft, &mut report);
             if own != Some(Mode::Nftables) {
                 remove_own(&mut nft, &mut report);
+            }
+            if own != Some(Mode::Userspace) {
+                crate::userspace::leave(&mut nft, &mut report);
             }
         }
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),

@@ -19,7 +19,7 @@ use super::{
 };
 
 /// The expressions of a rule.
-pub(super) fn rule(family: Family, rule: &Rule) -> Vec<Expr> {
+pub(crate) fn rule(family: Family, rule: &Rule) -> Vec<Expr> {
     let mut lowering = Lowering { family, exprs: Vec::new() };
     rule.0.iter().for_each(|statement| lowering.statement(statement));
     lowering.exprs

@@ -40,11 +40,11 @@ use netlink::{
     nft::{Batch, Delete, Monitor, Nft},
 };
 
-pub(crate) use self::layout::wire;
 use self::{
     holdings::Holdings,
     turn::{Settings, Turn},
 };
+pub(crate) use self::{layout::wire, lower::rule as lower};
 use crate::{Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported, loopback};
 
 /// Keeps our tables.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{
     decode::{self, bytes, counter_values},
     encode::{DATA_VALUE, DATA_VERDICT},
-    encode_expr::{EXPR_DATA, EXPR_NAME, META_MARK},
+    encode_expr::{EXPR_DATA, EXPR_NAME, META_MARK, SOCKET_TRANSPARENT},
     expr::{
         CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Header, MetaKey, NatFlags, NatKind,
         NumgenMode, Reg, Reject,
@@ -130,6 +130,12 @@ fn known(name: &str, a: &Arguments<'_>) -> Option<Expr> {
         "bitwise" | "numgen" | "hash" | "immediate" => compute(name, a),
         "nat" | "masq" | "redir" => translate(name, a),
         "dynset" => dynset(a),
+        "socket" if a.number(1)? == SOCKET_TRANSPARENT => Some(Expr::TransparentSocket { dst: a.reg(2)? }),
+        "tproxy" => Some(Expr::Tproxy {
+            family: Family::from_number(u8::try_from(a.number(1)?).ok()?)?,
+            address: a.reg(2)?,
+            port: a.reg(3)?,
+        }),
         "reject" => {
             let code = || a.attr(2)?.u8().ok();
             Some(Expr::Reject(match a.number(1)? {
@@ -163,6 +169,10 @@ fn load(name: &str, a: &Arguments<'_>) -> Option<Expr> {
             _ => return None,
         },
         "meta" => Expr::Meta { key: meta_key(a.number(2)?)?, dst: a.reg(1)? },
+        "ct" if a.has(4) => match ct_key(a.number(2)?)? {
+            CtKey::Mark => Expr::SetCtMark { src: a.reg(4)? },
+            _ => return None,
+        },
         "ct" => Expr::Ct {
             key: ct_key(a.number(2)?)?,
             direction: match a.attr(3) {

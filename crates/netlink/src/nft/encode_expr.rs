@@ -15,6 +15,7 @@ pub(crate) const EXPR_NAME: u16 = 1;
 pub(crate) const EXPR_DATA: u16 = 2;
 
 pub(crate) const META_MARK: u32 = 3;
+pub(crate) const SOCKET_TRANSPARENT: u32 = 0;
 
 /// The expression that counts; also what a set gives to each element.
 pub(crate) fn counter(w: &mut Writer) {
@@ -37,6 +38,19 @@ pub(crate) fn expr(w: &mut Writer, expr: &Expr) {
         Expr::SetMark { src } => {
             w.be32(2, META_MARK);
             w.be32(3, src.number());
+        }
+        Expr::SetCtMark { src } => {
+            w.be32(2, ct_key(CtKey::Mark));
+            w.be32(4, src.number());
+        }
+        Expr::TransparentSocket { dst } => {
+            w.be32(1, SOCKET_TRANSPARENT);
+            w.be32(2, dst.number());
+        }
+        Expr::Tproxy { family, address, port } => {
+            w.be32(1, u32::from(family.number()));
+            w.be32(2, address.number());
+            w.be32(3, port.number());
         }
         Expr::Reject(reject) => rejection(w, *reject),
         Expr::Dynset { set, op, key, value, timeout } => {
@@ -67,7 +81,9 @@ fn name(expr: &Expr) -> &str {
     match expr {
         Expr::Payload { .. } => "payload",
         Expr::Meta { .. } | Expr::SetMark { .. } => "meta",
-        Expr::Ct { .. } => "ct",
+        Expr::Ct { .. } | Expr::SetCtMark { .. } => "ct",
+        Expr::TransparentSocket { .. } => "socket",
+        Expr::Tproxy { .. } => "tproxy",
         Expr::Cmp { .. } => "cmp",
         Expr::Range { .. } => "range",
         Expr::Bitwise { .. } => "bitwise",

@@ -172,6 +172,26 @@ pub enum Expr {
         /// ticks unchanged, fractions may not.
         timeout: Option<Duration>,
     },
+    /// Sets the flow's mark.
+    SetCtMark {
+        /// From where.
+        src: Reg,
+    },
+    /// Loads whether a socket that takes packets for others' addresses has this packet: 1 byte, 0 or 1. Ends the rule
+    /// if there is no socket.
+    TransparentSocket {
+        /// To where.
+        dst: Reg,
+    },
+    /// Gives the packet to a local socket without rewriting it. Ends the rule if there is none that may take it.
+    Tproxy {
+        /// The family of the address.
+        family: Family,
+        /// The register with the address the socket listens on.
+        address: Reg,
+        /// The register with its port.
+        port: Reg,
+    },
     /// Counts. What it has counted is no part of the rule: see [`ListedRule::counters`](super::ListedRule::counters).
     Counter,
     /// Leaves the packet out of connection tracking.

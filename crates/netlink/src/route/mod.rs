@@ -5,10 +5,12 @@
 mod address;
 mod link;
 mod monitor;
+mod rule;
 
 pub use address::Address;
 pub use link::{Link, LinkKind};
 pub use monitor::{AddressChange, AddressMonitor};
+pub use rule::MarkRule;
 
 pub(crate) use monitor::change as read_address_change;
 
@@ -30,7 +32,9 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
+const RTA_TABLE: u16 = 15;
 
+const RT_TABLE_UNSPEC: u8 = 0;
 const RT_TABLE_MAIN: u8 = 254;
 const RT_TABLE_LOCAL: u8 = 255;
 const RTPROT_BOOT: u8 = 3;
@@ -57,7 +61,7 @@ impl Route<Socket> {
     }
 }
 
-/// A route in the main table (or, if it is local, in the local one).
+/// A route in the main table (or, if it is local, in the local one), unless it names another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteSpec {
     /// Address and prefix length of the destinations.
@@ -72,6 +76,8 @@ pub struct RouteSpec {
     pub onlink: bool,
     /// The source address that this machine's own packets get.
     pub source: Option<IpAddr>,
+    /// Another table than usual.
+    pub table: Option<u32>,
 }
 
 /// What happens to packets on a route.
@@ -97,6 +103,7 @@ impl RouteSpec {
             link: None,
             onlink: false,
             source: None,
+            table: None,
         }
     }
 
@@ -123,6 +130,7 @@ impl RouteSpec {
             (RouteKind::Unicast, None) => RT_SCOPE_LINK,
             _ => RT_SCOPE_UNIVERSE,
         };
+        let table = if self.table.is_some() { RT_TABLE_UNSPEC } else { table };
         let flags = if self.onlink { RTNH_F_ONLINK } else { 0 };
         w.raw(&[family_of(address).number(), prefix_len, 0, 0, table, RTPROT_BOOT, scope, kind]);
         w.raw(&flags.to_ne_bytes());
@@ -134,6 +142,9 @@ impl RouteSpec {
         }
         if let Some(link) = self.link {
             w.ne32(RTA_OIF, link);
+        }
+        if let Some(table) = self.table {
+            w.ne32(RTA_TABLE, table);
         }
         if let Some(source) = self.source {
             write_address(w, RTA_PREFSRC, source);

@@ -92,6 +92,8 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
     let mut checked = checked(&options.config)?;
     checked.counted_endpoints = options.counted_endpoints;
     checked.ipvs_fallback = options.ipvs_fallback;
+    checked.userspace.relay.udp_timeout = options.userspace.udp_timeout.to_std();
+    checked.drain = options.userspace.drain.to_std();
     for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
         tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");
     }

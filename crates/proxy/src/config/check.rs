@@ -44,6 +44,10 @@ pub struct Checked {
     pub ipvs: dataplane::ipvs::Settings,
     /// The mode to take where the kernel cannot do ipvs; from our own settings.
     pub ipvs_fallback: own::Fallback,
+    /// The userspace mode's own; the handle in it is shared by all copies.
+    pub userspace: dataplane::userspace::Options,
+    /// How long connections that are open in userspace mode may go on when the process is told to end.
+    pub drain: Duration,
 }
 
 /// The modes that have a name. Not all of them are built yet; see `app`.
@@ -108,6 +112,7 @@ pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
     if mode == Mode::Ipvs {
         ipvs(config, &mut list);
     }
+    let ports = port_range(config, &mut list);
     if !list.0.is_empty() {
         return Err(list.0);
     }
@@ -127,6 +132,8 @@ pub fn check(config: &Config) -> Result<Checked, Vec<Invalid>> {
         masquerade_bit: u8::try_from(bit.unwrap_or(14)).unwrap_or(14),
         ipvs: ipvs_settings(config),
         ipvs_fallback: own::Fallback::default(),
+        userspace: dataplane::userspace::Options { ports, ..Default::default() },
+        drain: Duration::ZERO,
     })
 }
 
@@ -170,6 +177,31 @@ fn mode(config: &Config, list: &mut Wrong) -> Mode {
         other => {
             list.add("mode", other, "must be nftables, iptables, ipvs or userspace, in lower case");
             Mode::Nftables
+        }
+    }
+}
+
+/// The ports of listeners in userspace mode: `first-last`, `first+count`, one port, or nothing for any.
+fn port_range(config: &Config, list: &mut Wrong) -> Option<std::ops::RangeInclusive<u16>> {
+    let text = config.port_range.trim();
+    let ends = match (text.split_once('-'), text.split_once('+')) {
+        (Some((first, last)), _) => first.parse::<u16>().ok().zip(last.parse::<u16>().ok()),
+        (None, Some((first, more))) => {
+            let ends = first.parse::<u16>().ok().zip(more.parse::<u16>().ok());
+            ends.and_then(|(first, more)| Some((first, first.checked_add(more)?)))
+        }
+        (None, None) if text.is_empty() => Some((0, 0)),
+        (None, None) => text.parse().ok().map(|port| (port, port)),
+    };
+    match ends {
+        Some((0, 0)) => None,
+        Some((first, last)) if 0 < first && first <= last => Some(first..=last),
+        _ => {
+            // Other modes have no use for it, and kube-proxy looks at it in none.
+            if config.mode == "userspace" {
+                list.add("portRange", text, "must be two ports, as in 40000-40100, or 0-0 for any");
+            }
+            None
         }
     }
 }

@@ -17,6 +17,7 @@ fn endpoints(profiling: bool) -> Endpoints {
             api: Some(Arc::default()),
             connections: Arc::default(),
             accounted: None,
+            carried: None,
         },
         config: Current::new(config),
         flags: BTreeMap::from([("v", "0".to_owned())]),

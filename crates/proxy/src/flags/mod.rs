@@ -47,11 +47,31 @@ pub struct Options {
     pub counted_endpoints: u32,
     /// The mode to take where the kernel cannot do ipvs.
     pub ipvs_fallback: Fallback,
+    /// The userspace mode's own.
+    pub userspace: Userspace,
     /// Flags that belong to whichever mode is in use; which one is known only at the end.
     per_mode: PerMode,
     healthz_port: i32,
     metrics_port: i32,
     given: Vec<(&'static str, String)>,
+}
+
+/// What only the userspace mode asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Userspace {
+    /// A UDP flow without datagrams for so long is forgotten.
+    pub udp_timeout: GoDuration,
+    /// Connections that are open when the process is told to end may go on for so long.
+    pub drain: GoDuration,
+    /// Listen on the services' own addresses.
+    pub bind: bool,
+}
+
+impl Default for Userspace {
+    fn default() -> Userspace {
+        let (udp_timeout, drain) = (GoDuration::from_secs(30), GoDuration::from_secs(25));
+        Userspace { udp_timeout, drain, bind: false }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +100,7 @@ impl Default for Options {
             node_port_range: PortRange::default(),
             counted_endpoints: COUNTED_ENDPOINTS,
             ipvs_fallback: Fallback::default(),
+            userspace: Userspace::default(),
             per_mode: PerMode {
                 masquerade_all: false,
                 sync_period: max,

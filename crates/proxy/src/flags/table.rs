@@ -47,6 +47,32 @@ pub const FLAGS: &[Flag<Options>] = &[
     )
     .always(),
     value(
+        "udp-timeout",
+        "duration",
+        "30s",
+        "How long an idle UDP flow is remembered (userspace).",
+        |o, v| duration(&mut o.userspace.udp_timeout, v),
+    )
+    .always(),
+    value(
+        "userspace-drain",
+        "duration",
+        "25s",
+        "How long open connections may go on after SIGTERM (userspace).",
+        |o, v| duration(&mut o.userspace.drain, v),
+    )
+    .always(),
+    value(
+        "proxy-port-range",
+        "first-last",
+        "",
+        "Listen on ports of this range only; any if empty or 0-0 (userspace).",
+        |o, v| {
+            o.config.port_range = v.to_owned();
+            Ok(())
+        },
+    ),
+    value(
         "counted-endpoints",
         "uint32",
         "10000",

@@ -7,6 +7,7 @@ mod accounts;
 mod outside;
 mod process;
 mod registry;
+mod relayed;
 
 use std::time::SystemTime;
 

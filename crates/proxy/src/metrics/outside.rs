@@ -7,7 +7,7 @@ use std::sync::Arc;
 use model::Kind;
 use source::{Problems, kube};
 
-use super::{Accounted, Metrics, registry::About};
+use super::{Accounted, Metrics, registry::About, relayed};
 use crate::{
     config::{Config, gates},
     connections::{self, Connections},
@@ -65,6 +65,8 @@ pub struct Outside {
     pub connections: Arc<Connections>,
     /// What rules of the iptables mode counted, in that mode.
     pub accounted: Option<Accounted>,
+    /// What carries connections, in userspace mode.
+    pub carried: Option<dataplane::userspace::Carrier>,
 }
 
 impl Outside {
@@ -75,7 +77,7 @@ impl Outside {
         connections: &Arc<Connections>,
     ) -> Outside {
         let (problems, connections) = (Arc::clone(problems), Arc::clone(connections));
-        Outside { problems, api, connections, accounted: None }
+        Outside { problems, api, connections, accounted: None, carried: None }
     }
 
     /// Adds the series to those of [`super::Metrics::render`].
@@ -86,6 +88,9 @@ impl Outside {
         self.connections.render(out);
         if let Some(accounted) = &self.accounted {
             accounted.render(out);
+        }
+        if let Some(carrier) = &self.carried {
+            relayed::render(carrier, out);
         }
         let Some(api) = &self.api else { return };
         let kinds = Kind::ALL.map(|kind| (label(kind), api.of(kind)));
@@ -118,7 +123,11 @@ pub fn features(metrics: &Metrics, config: &Config) {
 
 /// The names that [`Outside::render`] writes.
 pub(super) fn names() -> impl Iterator<Item = About> {
-    API.into_iter().map(|(about, _)| about).chain([BAD_OBJECTS]).chain(connections::series())
+    API.into_iter()
+        .map(|(about, _)| about)
+        .chain(relayed::names())
+        .chain([BAD_OBJECTS])
+        .chain(connections::series())
 }
 
 fn label(kind: Kind) -> &'static str {

@@ -69,6 +69,9 @@ pub struct Ports {
     pub tuning: watch::Receiver<Tuning>,
 }
 
+/// Makes others serve a plan, as this process ends. The error is one sentence.
+pub type Relief = Box<dyn FnOnce(&Plan) -> Result<(), String> + Send>;
+
 /// What can be changed while the loop runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
@@ -104,6 +107,8 @@ pub struct Reconciler {
     systemd: Arc<Systemd>,
     succession: Succession,
     mode: Mode,
+    /// Has somebody else serve when this process ends.
+    relief: Option<Relief>,
     /// What waits for a successful write.
     waiting: Waiting,
 }
@@ -161,6 +166,7 @@ impl Reconciler {
             systemd: Arc::default(),
             succession: Succession::None,
             mode: Mode::Nftables,
+            relief: None,
             waiting: Waiting::default(),
         })
     }
@@ -168,6 +174,21 @@ impl Reconciler {
     /// Has every round told to systemd, whose watchdog is so fed while the loop lives.
     pub fn watched_by(self, systemd: Arc<Systemd>) -> Reconciler {
         Reconciler { systemd, ..self }
+    }
+
+    /// Has this called with the plan in force when the loop is told to end.
+    pub fn relieved_by(self, relief: Option<Relief>) -> Reconciler {
+        Reconciler { relief, ..self }
+    }
+
+    fn farewell(&mut self) {
+        let Some(relief) = self.relief.take().filter(|_| self.serving && self.ports.seat.is_ours()) else {
+            return;
+        };
+        match relief(&self.plan) {
+            Ok(()) => tracing::info!("the kernel serves new connections until a new process does"),
+            Err(error) => tracing::error!(%error, "new connections are not served until a new process does"),
+        }
     }
 
     /// Removes, once all is in force, what is no part of this mode.
@@ -216,6 +237,7 @@ impl Reconciler {
                 }
             });
             if !going_on {
+                self.farewell();
                 return;
             }
             self.take(&mut batch, Instant::now());
@@ -527,7 +549,7 @@ impl Reconciler {
             let metrics = &self.ports.metrics;
             let failures = match self.mode {
                 Mode::Iptables | Mode::Ipvs => &metrics.iptables_failures,
-                Mode::Nftables | Mode::None => &metrics.nftables_failures,
+                Mode::Nftables | Mode::Userspace | Mode::None => &metrics.nftables_failures,
             };
             failures.with(&[ip_family(family)]).add(1);
         }

@@ -112,7 +112,7 @@ fn who_refuses_is_followed_by_the_next_and_set_aside() {
     let counters = bench.relay.counters();
     assert_eq!(echo.met(), 10);
     let refused = Refusal::ALL.map(|why| counters.refused(why));
-    assert_eq!(refused, [0; 6]);
+    assert_eq!(refused, [0; 7]);
     assert!(counters.failed_attempts.value() <= 2, "it is asked only once in a while");
     assert_eq!(counters.retries.value(), counters.failed_attempts.value());
     let roster = service.roster();

@@ -14,7 +14,7 @@ use dataplane::{Config, Dataplane, Mode, Scope, conntrack::Sweeper, xtables::Var
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
 use model::{Changes, Plan, Protocol, Update};
 
-use super::{Host, Judge, promised};
+use super::{Host, Judge, promised, seen};
 use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick, Target};
 
 /// How long to wait for what must come. Long, because a busy machine is no reason to fail.
@@ -35,6 +35,8 @@ pub struct Kernel {
     has_begun: bool,
     /// Connections kept open, with what they were opened for.
     flows: HashMap<String, (Flow, Probe)>,
+    /// Connections that this mode cannot have.
+    left_out: BTreeSet<String>,
     /// Whom each source met last, by the beginning of the line.
     met: HashMap<Beginning, Vec<Met>>,
 }
@@ -58,6 +60,7 @@ impl Kernel {
             host: Host::default(),
             has_begun: false,
             flows: HashMap::new(),
+            left_out: BTreeSet::new(),
             met: HashMap::new(),
         })
     }
@@ -110,17 +113,34 @@ impl Judge for Kernel {
     }
 
     fn judge(&mut self, plan: &Plan, line: &Line) -> Result<(), String> {
+        let mode = self.mode;
         match &line.entry {
+            Entry::Flow { name, .. } if self.left_out.contains(name) => Ok(()),
             Entry::Flow { name, expect } => {
                 let (flow, probe) = self.flows.get_mut(name).ok_or("has no such flow")?;
-                let referee = Referee { host: &self.host, lab: &self.lab, probe, expect };
+                let expect = &seen(mode, expect);
+                let referee = Referee { mode, host: &self.host, lab: &self.lab, probe, expect };
                 referee.hear(&flow.ask(referee.patience()), probe.sources[0]).map(drop)
+            }
+            // A proxy process cannot carry SCTP: its associations have several addresses.
+            Entry::Probe(probe) if mode == Mode::Userspace && probe.protocol == Protocol::Sctp => {
+                self.left_out.extend(probe.flow.clone());
+                Ok(())
             }
             Entry::Probe(probe) => {
                 let owner = self.lab.owner(probe.destination.ip());
-                self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
+                // A proxy can only answer as an address that no other process has bound. TCP needs no such thing.
+                let is_in_the_way = mode == Mode::Userspace
+                    && probe.protocol == Protocol::Udp
+                    && self.host.owns(probe.destination.ip())
+                    && probe.expect != Expect::Pass;
+                if !is_in_the_way {
+                    self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
+                }
                 match &probe.flow {
-                    Some(name) => self.open(name, probe),
+                    Some(name) => {
+                        self.open(name, &Probe { expect: seen(mode, &probe.expect), ..probe.clone() })
+                    }
                     None => self.probe(&Probe {
                         expect: promised(self.mode, plan, probe, &self.host),
                         ..probe.clone()
@@ -150,7 +170,8 @@ impl Judge for Kernel {
 
 impl Kernel {
     fn open(&mut self, name: &str, probe: &Probe) -> Result<(), String> {
-        let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let referee =
+            Referee { mode: self.mode, host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
         let opened = self
             .lab
             .open(&probe.from, referee.route(probe.sources[0]), PATIENCE * slowness())
@@ -163,7 +184,8 @@ impl Kernel {
 
     /// New connections, as many as the expectation needs to be shown.
     fn probe(&mut self, probe: &Probe) -> Result<(), String> {
-        let referee = Referee { host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let referee =
+            Referee { mode: self.mode, host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
         let is_ipvs = self.mode == Mode::Ipvs;
         let before = self.met.get(&beginning(probe));
         let node = self.lab.netns(&probe.from).map_err(text)?;
@@ -188,6 +210,7 @@ impl Kernel {
 /// Asks, and compares the answers with one expectation. Asks in the namespace of the calling thread.
 #[derive(Clone, Copy)]
 struct Referee<'a> {
+    mode: Mode,
     host: &'a Host,
     lab: &'a Lab,
     probe: &'a Probe,
@@ -336,6 +359,7 @@ impl Referee<'_> {
         let is_own_client = reply.by == self.probe.from;
         let is_node = self.host.owns(reply.source_seen.ip());
         match expected {
+            _ if self.mode == Mode::Userspace => is_node,
             _ if reply.by == "node-a" && !is_own_client => reply.source_seen.ip() == source,
             SourceSeen::Masqueraded => is_node,
             SourceSeen::Hairpin => is_own_client && is_node,

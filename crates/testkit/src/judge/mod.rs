@@ -172,7 +172,9 @@ fn hashes(algorithm: Algorithm) -> bool {
 /// - the iptables mode leaves ports and addresses of no service alone, as kube-proxy's does; there each would cost a
 ///   rule that every new connection passes. And it draws at random, whatever the annotations of a service ask for;
 /// - the ipvs mode has all service addresses on a link of the node, external ones too, and refuses what they do not
-///   serve. It cannot serve node ports on loopback addresses, and remembers a client longer than it is told.
+///   serve. It cannot serve node ports on loopback addresses, and remembers a client longer than it is told;
+/// - in userspace mode it is the node that connects to the endpoint, so that the endpoint sees the node. It takes turns
+///   where nothing else is asked for.
 pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe, host: &Host) -> Expect {
     let address = probe.destination.ip();
     let frontend =
@@ -191,7 +193,17 @@ pub(crate) fn promised(mode: Mode, plan: &Plan, probe: &Probe, host: &Host) -> E
             let (to, count, source, turns) = (to.clone(), *count, *source, *turns);
             Expect::Forward { to, count, source, stick: Some(Stick::Sticky), turns }
         }
-        _ => probe.expect.clone(),
+        _ => seen(mode, &probe.expect),
+    }
+}
+
+/// The same, with the source that an endpoint sees in this mode.
+pub(crate) fn seen(mode: Mode, expect: &Expect) -> Expect {
+    match (mode, expect.clone()) {
+        (Mode::Userspace, Expect::Forward { to, count, stick, turns, .. }) => {
+            Expect::Forward { to, count, source: SourceSeen::Masqueraded, stick, turns }
+        }
+        (_, expect) => expect,
     }
 }
 

@@ -74,7 +74,7 @@ impl Program {
                 let scene = ipvs::render::Scene { plan, family, settings: &settings, own: &own, mark };
                 Program::Ipvs(Box::new(ipvs::program::Program::render(&scene)), ipvs::sim::Memory::new())
             }
-            Mode::Nftables | Mode::None => {
+            Mode::Nftables | Mode::Userspace | Mode::None => {
                 Program::Nftables(nftables::render::program(plan, family, mark, loopback))
             }
         }

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The relay of the userspace mode beside HAProxy in TCP mode, nginx stream, and no proxy at all, in one run.
+//!
+//! Everything is in one network namespace, on loopback: client and endpoint are this process, each proxy is a process of
+//! its own with two workers. The rounds are interleaved, so that a busy moment of the machine hits all alike.
+
+mod load;
+mod subjects;
+
+use std::{fmt::Write as _, fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::{
+    load::{Endpoint, bulk, idle, short},
+    subjects::{Subject, start_all},
+};
+use crate::{ground::Namespace, machine::Machine};
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Rounds; the median is shown
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Connections at once, for bulk and for short ones
+    #[arg(long, default_value_t = 4)]
+    streams: usize,
+    /// Idle connections
+    #[arg(long, default_value_t = 10_000)]
+    idle: usize,
+    /// Keep the table in this file too
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// What was measured of one subject.
+#[derive(Debug, Default)]
+struct Figures {
+    gigabytes_per_second: Vec<f64>,
+    cpu_per_gigabyte: Vec<f64>,
+    connections_per_second: Vec<f64>,
+    cpu_per_thousand: Vec<f64>,
+    idle_mib: Option<f64>,
+}
+
+/// Measures, and prints a table.
+pub fn run(options: &Options) -> Result<()> {
+    ::relay::relay::descriptors(1 << 20);
+    let namespace = Namespace::new()?;
+    let text = namespace.run(|| measure(options))??;
+    print!("{text}");
+    match &options.keep {
+        Some(path) => fs::write(path, text).with_context(|| format!("writing {}", path.display())),
+        None => Ok(()),
+    }
+}
+
+fn measure(options: &Options) -> Result<String> {
+    // Short connections use up the ports of one address quickly.
+    fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
+    fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")?;
+    let endpoint = Endpoint::start()?;
+    let subjects = start_all(&endpoint)?;
+    let mut figures: Vec<Figures> = subjects.iter().map(|_| Figures::default()).collect();
+    let time = Duration::from_secs(options.seconds);
+    for round in 1..=options.rounds {
+        for (subject, figures) in subjects.iter().zip(&mut figures) {
+            eprintln!("round {round}: {}", subject.name);
+            let before = subject.cpu()?;
+            let bytes = bulk(subject.bulk, options.streams, time)?;
+            let gigabytes = bytes as f64 / 1e9;
+            figures.gigabytes_per_second.push(gigabytes / time.as_secs_f64());
+            figures.cpu_per_gigabyte.push((subject.cpu()? - before) / gigabytes);
+            let before = subject.cpu()?;
+            let count = short(subject.short, options.streams, time)?;
+            figures.connections_per_second.push(count as f64 / time.as_secs_f64());
+            figures.cpu_per_thousand.push((subject.cpu()? - before) / (count as f64 / 1e3));
+        }
+    }
+    for (subject, figures) in subjects.iter().zip(&mut figures).filter(|(subject, _)| subject.child.is_some())
+    {
+        eprintln!("{} idle connections: {}", options.idle, subject.name);
+        let kept = idle(subject.short, options.idle)?;
+        std::thread::sleep(Duration::from_secs(2));
+        figures.idle_mib = Some(subject.resident_mib()?);
+        drop(kept);
+    }
+    Ok(table(options, &subjects, &figures))
+}
+
+fn table(options: &Options, subjects: &[Subject], figures: &[Figures]) -> String {
+    let machine = Machine::this();
+    let mut text = format!(
+        "Relay: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
+        options.rounds,
+        options.seconds,
+        options.streams,
+        machine.cores,
+        machine.processor,
+        machine.kernel,
+        machine.load.one_minute
+    );
+    let idle = format!("{} idle, resident MiB", options.idle);
+    let _ = writeln!(
+        text,
+        "{:<24}{:>10}{:>14}{:>16}{:>20}{:>28}",
+        "", "GB/s", "CPU s/GB", "connections/s", "CPU s/1,000 conn.", idle
+    );
+    for (subject, figures) in subjects.iter().zip(figures) {
+        let is_proxy = subject.child.is_some();
+        let only_proxy = |value: f64| if is_proxy { format!("{value:.3}") } else { "-".to_owned() };
+        let _ = writeln!(
+            text,
+            "{:<24}{:>10.2}{:>14}{:>16.0}{:>20}{:>28}",
+            subject.name,
+            median(&figures.gigabytes_per_second),
+            only_proxy(median(&figures.cpu_per_gigabyte)),
+            median(&figures.connections_per_second),
+            only_proxy(median(&figures.cpu_per_thousand)),
+            figures.idle_mib.map_or("-".to_owned(), |mib| format!("{mib:.1}")),
+        );
+    }
+    text
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What `portolan-bench relay-serve` does: carries connections from two addresses to two, until it is ended.
+pub fn serve(pairs: &[String]) -> Result<()> {
+    subjects::serve(pairs)
+}
