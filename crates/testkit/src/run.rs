@@ -4,11 +4,12 @@
 
 use std::fs;
 
-use model::{Changes, Update};
+use model::{Changes, Service, Update};
 
 use crate::{
     judge::Judge,
     objects::Objects,
+    pace::slowness,
     scenario::{Action, Complaint, Scenario, Script, Step, Variant},
     world::{Cluster, host_addresses},
 };
@@ -94,15 +95,32 @@ impl Run<'_> {
                     }
                 }
             }
-            Action::Wait(time) => self.judges.iter_mut().for_each(|judge| judge.wait(*time)),
+            Action::Wait(time) => {
+                let time = *time * slowness();
+                self.judges.iter_mut().for_each(|judge| judge.wait(time));
+            }
             Action::Plan { section, golden } => self.compare(step.line, *section, golden),
         }
     }
 
-    fn update(&mut self, line: usize, updates: Vec<Update>) {
+    fn update(&mut self, line: usize, mut updates: Vec<Update>) {
+        self.stretch(&mut updates);
         self.each_judge(line, |judge| judge.observe(&updates));
         let changes = self.cluster.apply(updates);
         self.tell(line, &changes);
+    }
+
+    /// Where a scenario waits for time to pass, what shall pass is as much longer as the machine is slower.
+    fn stretch(&self, updates: &mut [Update]) {
+        const LONGEST_SECS: u32 = 86_400;
+        if !self.script.steps.iter().any(|step| matches!(step.action, Action::Wait(_))) {
+            return;
+        }
+        for update in updates {
+            if let Update::Service(Service { affinity_secs: Some(secs), .. }) = update {
+                *secs = secs.saturating_mul(slowness()).min(LONGEST_SECS);
+            }
+        }
     }
 
     fn tell(&mut self, line: usize, changes: &Changes) {

@@ -15,7 +15,10 @@ use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
 use model::{Changes, Plan, Protocol, Update};
 
 use super::{Host, Judge, promised, seen};
-use crate::scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick, Target};
+use crate::{
+    pace::slowness,
+    scenario::{Entry, Expect, Line, Probe, SourceSeen, Stick, Target},
+};
 
 /// How long to wait for what must come. Long, because a busy machine is no reason to fail.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -384,12 +387,6 @@ fn sweep(plan: &Plan, changes: &Changes) -> Result<(), String> {
     sweeper.add(plan, changes);
     drop(sweeper);
     reports.iter().try_for_each(|outcome| outcome.map(drop).map_err(text))
-}
-
-/// How much slower than usual this machine is, by `PORTOLAN_SLOW`: an emulated one may need a long time for what takes no
-/// time at all elsewhere.
-fn slowness() -> u32 {
-    std::env::var("PORTOLAN_SLOW").ok().and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
 }
 
 /// So many different endpoints are proof enough that all are used.
