@@ -29,11 +29,6 @@ pub mod userspace {
     pub const ROUTES: u32 = 20_043;
     /// Where the rule stands that leads there.
     pub const PRIORITY: u32 = 43;
-    /// The device that has the services' addresses where no packet filter is used.
-    pub const DEVICE: &str = "portolan0";
-    /// Its other end, where it is a veth pair.
-    pub const DEVICE_PEER: &str = "portolan1";
-
     /// What arrives: to a listener, if it is for a frontend.
     pub const STEER_PREROUTING: &str = "steer-prerouting";
     /// What this node's own processes send: marked, so that it arrives here.

@@ -14,6 +14,8 @@ pub struct Abilities {
     pub schedulers: Vec<Scheduler>,
     /// Backends of greater weight get more.
     pub weights: bool,
+    /// It carries connections itself, and so can do what [`model::RelayWishes`] ask for.
+    pub relay: bool,
     /// What becomes of connections for which another scheduler is asked: `endpoints are drawn at random`.
     pub instead: &'static str,
 }
@@ -25,7 +27,10 @@ impl Abilities {
         let unknown = scheduler.filter(|scheduler| !self.schedulers.contains(scheduler));
         let asks_weights = scheduler.is_none_or(Scheduler::weighs) && is_weighted(decision);
         let ignores_weights = asks_weights && !self.weights;
-        match (unknown, ignores_weights) {
+        let asks_relay =
+            |tuning: &std::sync::Arc<model::Tuning>| tuning.relay != model::RelayWishes::default();
+        let lacks_relay = !self.relay && decision.tuning.as_ref().is_some_and(asks_relay);
+        let choice = match (unknown, ignores_weights) {
             (None, false) => None,
             (None, true) => Some("the weights of its endpoints are ignored".to_owned()),
             (Some(scheduler), false) => {
@@ -35,9 +40,16 @@ impl Abilities {
                 "the scheduler {scheduler} is not to be had; {}, and the weights of its endpoints are ignored",
                 self.instead
             )),
+        };
+        let relay = lacks_relay.then(|| RELAY.to_owned());
+        match (choice, relay) {
+            (Some(choice), Some(relay)) => Some(format!("{choice}; {relay}")),
+            (choice, relay) => choice.or(relay),
         }
     }
 }
+
+const RELAY: &str = "PROXY protocol, limits of connections and checks are to be had in userspace mode only";
 
 fn is_weighted(decision: &Decision) -> bool {
     [&decision.inside, &decision.outside]
@@ -69,7 +81,7 @@ mod tests {
             inside: Verdict::Forward(forward.clone()),
             outside: Verdict::Forward(forward),
             affinity: None,
-            tuning: Some(Arc::new(Tuning { algorithm })),
+            tuning: Some(Arc::new(Tuning { algorithm, ..Tuning::default() })),
             source_ranges: None,
             reach: Reach::Cluster,
             rank: 2,
@@ -78,7 +90,7 @@ mod tests {
 
     #[test]
     fn only_what_is_not_done_is_said() {
-        let all = Abilities { schedulers: Scheduler::ALL.to_vec(), weights: true, instead: "" };
+        let all = Abilities { schedulers: Scheduler::ALL.to_vec(), weights: true, relay: true, instead: "" };
         let none = Abilities { instead: "something else is done", ..Abilities::default() };
         let weighted = [1, 3];
         for scheduler in [None, Some(Scheduler::RoundRobin), Some(Scheduler::WeightedRoundRobin)] {

@@ -62,6 +62,6 @@ pub use plan::{Changes, Conflict, Plan};
 pub use service::{
     Service, ServiceKey, ServiceKind, ServicePort, ServicePortName, SourceRanges, TrafficPolicy,
 };
-pub use tuning::{Algorithm, Scheduler, SchedulerFlags, Tuning};
+pub use tuning::{Algorithm, Check, RelayWishes, Scheduler, SchedulerFlags, Tuning};
 pub use weights::{DEFAULT_WEIGHT, WeightRule, Weights, Whose};
 pub use world::{Dirty, Kind, Update, World};

@@ -4,12 +4,45 @@
 //!
 //! A dataplane does what it can of it and says what it cannot; nothing here ever keeps a service from being served.
 
-use std::fmt;
+use std::{fmt, num::NonZeroU32, sync::Arc};
 
 /// See the module. Most services have none, so a new wish costs nothing where nobody wishes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tuning {
     pub algorithm: Algorithm,
+    pub relay: RelayWishes,
+}
+
+/// What only a mode that carries connections itself can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RelayWishes {
+    /// Tells endpoints who the client is: PROXY protocol, version 2.
+    pub proxy_protocol: bool,
+    /// Connections (or UDP flows) at once, for each of the service's addresses.
+    pub connections: Option<NonZeroU32>,
+    /// Asks endpoints whether they live.
+    pub check: Option<Check>,
+}
+
+/// A question to endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Check {
+    /// A TCP connection can be made.
+    Tcp,
+    /// A GET of this path is answered with a status from 200 to 399.
+    Http(Arc<str>),
+}
+
+impl Check {
+    /// `tcp`, or `http:/path`.
+    pub fn parse(text: &str) -> Option<Check> {
+        let is_plain = |path: &str| path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
+        match text.strip_prefix("http:") {
+            Some(path) if is_plain(path) => Some(Check::Http(path.into())),
+            None if text == "tcp" => Some(Check::Tcp),
+            _ => None,
+        }
+    }
 }
 
 /// How one of a pool's backends is chosen for a new connection. The default is that of the mode.
@@ -166,6 +199,15 @@ mod tests {
         assert_eq!(Scheduler::parse("source-hash"), Some(Scheduler::SourceHash));
         assert_eq!(Scheduler::parse("RR"), None);
         assert_eq!(Scheduler::Random.kernel_name(), None);
+    }
+
+    #[test]
+    fn checks_are_read() {
+        assert_eq!(Check::parse("tcp"), Some(Check::Tcp));
+        assert_eq!(Check::parse("http:/healthz?a=1"), Some(Check::Http("/healthz?a=1".into())));
+        for bad in ["", "udp", "http:", "http:healthz", "http:/a b", "http:/a\r\nX: y"] {
+            assert_eq!(Check::parse(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

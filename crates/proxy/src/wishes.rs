@@ -117,7 +117,7 @@ mod tests {
                 inside: Verdict::Reject,
                 outside: Verdict::Reject,
                 affinity: None,
-                tuning: Some(Arc::new(Tuning { algorithm: Algorithm::of(*scheduler) })),
+                tuning: Some(Arc::new(Tuning { algorithm: Algorithm::of(*scheduler), ..Tuning::default() })),
                 source_ranges: None,
                 reach: Reach::Cluster,
                 rank: 2,

@@ -143,6 +143,9 @@ reasons! {
         "not written as in \"node:big=3\", \"zone:a=2\", \"10.1.2.0/24=0\" or \"*=1\", with 0 to 65535", "left out";
     BadWeight, "bad_weight", "not a number from 0 to 65535", "1 is assumed";
     TooManyWeights, "too_many_weights", "more than 256 entries", "this one and those after it are left out";
+    BadProxyProtocol, "bad_proxy_protocol", "not v2", "endpoints are not told who the client is";
+    BadMaxConnections, "bad_max_connections", "not a number from 1 on", "the relay's own limit is used";
+    BadCheck, "bad_check", "not tcp or http:/path", "endpoints are not checked";
     UnknownAnnotation, "unknown_annotation", "no such annotation; see docs/configuration.md", "it is ignored";
     Undecodable, "undecodable", "the object cannot be read", "object left out";
     UnknownKind, "unknown_kind", "nothing to be proxied", "document ignored";

@@ -498,6 +498,7 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
         Abilities {
             schedulers: schedulers.filter(|scheduler| scheduler.kernel_name().is_some()).collect(),
             weights: true,
+            relay: false,
             instead: "the scheduler of the node chooses",
         }
     }

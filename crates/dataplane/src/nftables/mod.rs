@@ -133,7 +133,7 @@ impl<T: Transport> Dataplane for Nftables<T> {
 
     fn abilities(&self) -> Abilities {
         let schedulers = render::SCHEDULERS.to_vec();
-        Abilities { schedulers, weights: true, instead: "endpoints are drawn at random" }
+        Abilities { schedulers, weights: true, relay: false, instead: "endpoints are drawn at random" }
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

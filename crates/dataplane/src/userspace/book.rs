@@ -10,7 +10,7 @@ use std::{
 
 use hashbrown::HashMap;
 use model::{Address, Decision, Family, Forward, Frontend, Protocol, Scheduler, Verdict};
-use relay::{Algorithm, Arrival, Directory, Service, ServiceSettings, Transport};
+use relay::{Algorithm, Arrival, Check, CheckKind, Directory, Service, ServiceSettings, Transport};
 
 /// From where a client comes. The number is the listener's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,23 @@ impl Directory for Book {
     }
 }
 
+/// How often endpoints are asked where a service wishes it, how long an answer may take, and how many in a row count.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+const CHECK_THRESHOLD: u32 = 2;
+
+/// What the relay follows. What it does not ends with the least busy endpoint.
+pub(super) const SCHEDULERS: [Scheduler; 8] = [
+    Scheduler::Random,
+    Scheduler::RoundRobin,
+    Scheduler::WeightedRoundRobin,
+    Scheduler::LeastConnections,
+    Scheduler::WeightedLeastConnections,
+    Scheduler::SourceHash,
+    Scheduler::Maglev,
+    Scheduler::RandomOfTwo,
+];
+
 fn settings(decision: &Decision) -> ServiceSettings {
     let algorithm = match decision.algorithm().scheduler {
         None | Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin) => Algorithm::RoundRobin,
@@ -121,5 +138,21 @@ fn settings(decision: &Decision) -> ServiceSettings {
     };
     let affinity =
         decision.affinity.map(|affinity| Duration::from_secs(u64::from(affinity.timeout_secs.get())));
-    ServiceSettings { algorithm, affinity, ..ServiceSettings::default() }
+    let wishes = decision.tuning.as_deref().map(|tuning| tuning.relay.clone()).unwrap_or_default();
+    let check = wishes.check.map(|kind| Check {
+        kind: match kind {
+            model::Check::Tcp => CheckKind::Connect,
+            model::Check::Http(path) => CheckKind::Http(path.to_string()),
+        },
+        interval: CHECK_INTERVAL,
+        timeout: CHECK_TIMEOUT,
+        threshold: CHECK_THRESHOLD,
+    });
+    ServiceSettings {
+        algorithm,
+        affinity,
+        proxy_protocol: wishes.proxy_protocol,
+        connections: wishes.connections.map(u32::from),
+        check,
+    }
 }

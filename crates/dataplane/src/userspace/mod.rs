@@ -33,7 +33,9 @@ pub use self::{
     options::{Carrier, Options},
     release::stand_back,
 };
-use crate::{Applied, Config, Dataplane, Error, Scope, Unsupported, names::userspace::TABLE, nftables::wire};
+use crate::{
+    Abilities, Applied, Config, Dataplane, Error, Scope, Unsupported, names::userspace::TABLE, nftables::wire,
+};
 
 /// Steers traffic to a relay in this process.
 #[derive(Debug)]
@@ -64,7 +66,7 @@ impl Userspace<Socket> {
             self.nft.rehearse(&batch).map_err(|error| {
                 Unsupported(format!(
                     "the kernel cannot give packets to a local socket ({} tproxy and socket of nftables are needed; load \
-                     nft_tproxy and nft_socket, or set --userspace-bind): {error}",
+                     nft_tproxy and nft_socket): {error}",
                     wire(family)
                 ))
             })?;
@@ -180,6 +182,11 @@ impl<T: Transport> Dataplane for Userspace<T> {
             (Scope::Only(changes), Some(known)) => self.changes(plan, changes, (known, ports)),
             _ => self.everything(plan, ports),
         }
+    }
+
+    fn abilities(&self) -> Abilities {
+        let schedulers = book::SCHEDULERS.to_vec();
+        Abilities { schedulers, weights: true, relay: true, instead: "the least busy endpoint is taken" }
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

@@ -21,8 +21,6 @@ pub struct Options {
     pub ports: Option<RangeInclusive<u16>>,
     /// How the relay works. Its limits are set from the process's limit of descriptors.
     pub relay: relay::Settings,
-    /// Listen on the frontends' own addresses, without a packet filter.
-    pub bind: bool,
     /// What carries connections; shared by all who have a copy.
     pub carrier: Carrier,
 }

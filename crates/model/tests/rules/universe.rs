@@ -129,8 +129,10 @@ fn service() -> impl Strategy<Value = Service> {
 
 fn tuning() -> impl Strategy<Value = Tuning> {
     let flags = select(vec![SchedulerFlags::NONE, SchedulerFlags::PORT]);
-    (option::of(select(Scheduler::ALL)), flags)
-        .prop_map(|(scheduler, flags)| Tuning { algorithm: Algorithm { scheduler, flags } })
+    (option::of(select(Scheduler::ALL)), flags).prop_map(|(scheduler, flags)| Tuning {
+        algorithm: Algorithm { scheduler, flags },
+        ..Tuning::default()
+    })
 }
 
 fn weights() -> impl Strategy<Value = Weights> {

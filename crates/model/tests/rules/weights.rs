@@ -98,7 +98,7 @@ fn flows_to_an_endpoint_of_weight_0_go_on() {
 fn wishes_reach_the_decision_and_are_a_change() {
     let mut stage = Stage::with(settings(), web(), [three()]);
     let algorithm = Algorithm { scheduler: Some(Scheduler::SourceHash), flags: SchedulerFlags::PORT };
-    let tuned = Service { tuning: Some(Arc::new(Tuning { algorithm })), ..web() };
+    let tuned = Service { tuning: Some(Arc::new(Tuning { algorithm, ..Tuning::default() })), ..web() };
     let changes = stage.apply([Update::Service(tuned.clone())]);
     assert_eq!(changes.frontends.len(), 2, "one of each family");
     let text = stage.plan.to_string();

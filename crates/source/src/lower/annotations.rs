@@ -7,6 +7,9 @@
 //! | `portolan.dev/scheduler` | Service | a scheduler of IPVS by its name or by a word: `rr`, `round-robin`, ... |
 //! | `portolan.dev/scheduler-flags` | Service | flags of that scheduler, `sh-port, sh-fallback` |
 //! | `portolan.dev/weights` | Service | who gets how much, `node:big=3, zone:a=2, 10.1.2.0/24=0, *=1` |
+//! | `portolan.dev/proxy-protocol` | Service | `v2` |
+//! | `portolan.dev/max-connections` | Service | a number |
+//! | `portolan.dev/check` | Service | `tcp`, `http:/path` |
 //! | `portolan.dev/weight` | EndpointSlice | a number, for all endpoints in it |
 //!
 //! kube-router's `kube-router.io/service.scheduler` and `.schedflags` mean the same as ours, and ours win. What cannot
@@ -20,7 +23,7 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use model::{DEFAULT_WEIGHT, Scheduler, SchedulerFlags, Tuning, WeightRule, Weights, Whose};
+use model::{Check, DEFAULT_WEIGHT, Scheduler, SchedulerFlags, Tuning, WeightRule, Weights, Whose};
 
 use super::{Subject, parse_cidr, parse_ip};
 use crate::{file::endpoints::ENDPOINTS, problem::Reason};
@@ -29,6 +32,9 @@ const SCHEDULER: &str = "portolan.dev/scheduler";
 const SCHEDULER_FLAGS: &str = "portolan.dev/scheduler-flags";
 const WEIGHTS: &str = "portolan.dev/weights";
 const WEIGHT: &str = "portolan.dev/weight";
+const PROXY_PROTOCOL: &str = "portolan.dev/proxy-protocol";
+const MAX_CONNECTIONS: &str = "portolan.dev/max-connections";
+const CHECK: &str = "portolan.dev/check";
 const PREFIX: &str = "portolan.dev/";
 const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 const KUBE_ROUTER_FLAGS: &str = "kube-router.io/service.schedflags";
@@ -74,6 +80,18 @@ impl Wishes {
                 self.tuning.algorithm.flags = flags(subject, key, value);
             }
             WEIGHTS => self.weights = weights(subject, value),
+            PROXY_PROTOCOL => match value {
+                "v2" => self.tuning.relay.proxy_protocol = true,
+                _ => problem(subject, key, Reason::BadProxyProtocol, value),
+            },
+            MAX_CONNECTIONS => match value.parse() {
+                Ok(count) => self.tuning.relay.connections = Some(count),
+                Err(_) => problem(subject, key, Reason::BadMaxConnections, value),
+            },
+            CHECK => match Check::parse(value) {
+                Some(check) => self.tuning.relay.check = Some(check),
+                None => problem(subject, key, Reason::BadCheck, value),
+            },
             ENDPOINTS => {}
             _ if key.starts_with(PREFIX) => problem(subject, key, Reason::UnknownAnnotation, ""),
             _ => {}
@@ -195,12 +213,27 @@ mod tests {
     }
 
     #[test]
+    fn wishes_for_a_relay() {
+        let good = [(PROXY_PROTOCOL, "v2"), (MAX_CONNECTIONS, "100"), (CHECK, "http:/healthz")];
+        let (wishes, reasons) = read(&good, Wishes::of);
+        let relay = &wishes.tuning.relay;
+        assert!(relay.proxy_protocol && reasons.is_empty());
+        assert_eq!(relay.connections.map(u32::from), Some(100));
+        assert_eq!(relay.check, Some(Check::Http("/healthz".into())));
+        let bad = [(PROXY_PROTOCOL, "v1"), (MAX_CONNECTIONS, "0"), (CHECK, "icmp")];
+        let (wishes, reasons) = read(&bad, Wishes::of);
+        assert!(wishes.tuning().is_none());
+        let expected = [Reason::BadProxyProtocol, Reason::BadMaxConnections, Reason::BadCheck];
+        assert_eq!(reasons, expected);
+    }
+
+    #[test]
     fn no_wish_costs_nothing() {
         let (wishes, _) = read(&[("a", "b")], Wishes::of);
         assert!(wishes.tuning().is_none() && wishes.weights.is_empty());
         let (wishes, _) = read(&[(SCHEDULER, "rr")], Wishes::of);
         let algorithm = Algorithm::of(Scheduler::RoundRobin);
-        assert_eq!(wishes.tuning().as_deref(), Some(&Tuning { algorithm }));
+        assert_eq!(wishes.tuning().as_deref(), Some(&Tuning { algorithm, ..Tuning::default() }));
     }
 
     #[test]

@@ -193,7 +193,8 @@ pub(super) fn wishes() -> Draft {
         let weighted = forward(Arc::new(Pool { backends: weighted }), Masquerade::OffPods);
         let local = forward(pool(family, [1]), Masquerade::Never);
         let with = |scheduler, flags, decision| {
-            let tuning = Tuning { algorithm: Algorithm { scheduler: Some(scheduler), flags } };
+            let tuning =
+                Tuning { algorithm: Algorithm { scheduler: Some(scheduler), flags }, ..Tuning::default() };
             Decision { tuning: Some(Arc::new(tuning)), ..decision }
         };
         let none = SchedulerFlags::NONE;
@@ -339,7 +340,7 @@ pub(super) fn decisions(family: Family, has_pods: bool) -> impl Strategy<Value =
         2 => Just(None),
         1 => (select(Scheduler::ALL), flags).prop_map(|(scheduler, flags)| {
             let algorithm = Algorithm { scheduler: Some(scheduler), flags };
-            Some(Arc::new(Tuning { algorithm }))
+            Some(Arc::new(Tuning { algorithm, ..Tuning::default() }))
         }),
     ];
     (verdicts, affinity, ranges, tuning, 0u8..3).prop_map(
