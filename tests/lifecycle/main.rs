@@ -8,6 +8,7 @@
 mod bed;
 mod claim;
 mod drift;
+mod loopback;
 mod node;
 mod restart;
 mod restricted;

@@ -12,6 +12,7 @@
 //! - [`ipvs`]: virtual servers of the kernel, IP sets, and constant rules beside them
 //! - [`xtables`]: the iptables tools, run within bounds
 //! - [`userspace`]: steers traffic to a relay in this process
+//! - `relieved`: a relay beside a mode that writes rules, for what the kernel cannot do
 //! - [`none`]: does nothing; for dry runs, and the template for another dataplane
 //! - [`conntrack`]: flows that became stale, for every dataplane that leaves translation to the kernel
 //! - [`leftovers`]: what other modes and other proxies left on the node
@@ -31,6 +32,7 @@ pub mod names;
 pub mod nftables;
 pub mod none;
 mod notices;
+mod relieved;
 pub mod userspace;
 pub mod wishes;
 pub mod xtables;
@@ -235,6 +237,9 @@ pub struct Config {
     pub xtables: Option<xtables::Variant>,
     /// For the ipvs mode.
     pub ipvs: ipvs::Settings,
+    /// Node ports on loopback addresses that the kernel cannot translate are served by this process, where the operator
+    /// asks for them.
+    pub relays_loopback: bool,
     /// The userspace mode's own.
     pub userspace: userspace::Options,
 }
@@ -247,6 +252,7 @@ impl Default for Config {
             counted_endpoints: 0,
             xtables: None,
             ipvs: ipvs::Settings::default(),
+            relays_loopback: false,
             userspace: userspace::Options::default(),
         }
     }
@@ -255,11 +261,16 @@ impl Default for Config {
 /// Opens a dataplane in the network namespace of this thread. Asks the kernel once whether it can do all that is
 /// needed, and changes nothing.
 pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupported> {
-    Ok(match mode {
+    let dataplane: Box<dyn Dataplane> = match mode {
         Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
         Mode::Iptables => Box::new(iptables::Iptables::open(config)?),
         Mode::Ipvs => Box::new(ipvs::Ipvs::open(config)?),
         Mode::Userspace => Box::new(userspace::Userspace::open(config)?),
         Mode::None => Box::new(none::None),
+    };
+    let writes_rules = !matches!(mode, Mode::Userspace | Mode::None);
+    Ok(match config.relays_loopback && writes_rules {
+        true => Box::new(relieved::Relieved::new(dataplane, mode)),
+        false => dataplane,
     })
 }

@@ -237,6 +237,7 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
         families,
         counted_endpoints: checked.counted_endpoints as usize,
         ipvs: checked.ipvs.clone(),
+        relays_loopback: true,
         userspace: checked.userspace.clone(),
         ..dataplane::Config::default()
     };

@@ -14,7 +14,7 @@ use relay::{Algorithm, Arrival, Check, CheckKind, Directory, Service, ServiceSet
 
 /// From where a client comes. The number is the listener's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     /// From anywhere; from outside only, where inside differs.
     Everyone = 0,
     /// From this node's pods and processes, where that differs.
@@ -27,7 +27,7 @@ impl Side {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(crate) struct Book {
     entries: RwLock<HashMap<Frontend, [Option<Arc<Service>>; 2]>>,
 }
 
@@ -45,7 +45,7 @@ impl Book {
     /// Makes a frontend lead where the Plan says. What it led to before goes on with the connections it has.
     ///
     /// `void`: those of its endpoints that are no more; all that are not among the new ones, if `None`.
-    pub(super) fn set(&self, frontend: Frontend, decision: &Decision, void: Option<&[SocketAddr]>) {
+    pub(crate) fn set(&self, frontend: Frontend, decision: &Decision, void: Option<&[SocketAddr]>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let entry = entries.entry(frontend).or_default();
         for (place, forward) in entry.iter_mut().zip(forwards(decision)) {
@@ -68,7 +68,7 @@ impl Book {
     }
 
     /// A frontend is gone.
-    pub(super) fn remove(&self, frontend: &Frontend) {
+    pub(crate) fn remove(&self, frontend: &Frontend) {
         let removed = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(frontend);
         removed.iter().flatten().flatten().for_each(|service| service.close());
     }

@@ -7,7 +7,7 @@
 //! Pure: `elements` and `frame` (from the Plan to sets and rules). Effects: `kernel` reads and writes them and the routes,
 //! `book` tells the relay which frontend leads where, `carrier` starts it, `release` lets go, `watch` sees what others do.
 
-mod book;
+pub(crate) mod book;
 mod carrier;
 mod elements;
 mod frame;
