@@ -130,7 +130,12 @@ mod tests {
     #[test]
     fn each_service_is_told_once_and_again_when_it_lacks_something_else() {
         use Scheduler::{LeastConnections, Overflow, RoundRobin};
-        let abilities = Abilities { schedulers: vec![RoundRobin], weights: true, instead: "chance decides" };
+        let abilities = Abilities {
+            schedulers: vec![RoundRobin],
+            weights: true,
+            relay: false,
+            instead: "chance decides",
+        };
         let mut unmet = Unmet::default();
         let told = |news: Vec<(ServiceKey, String)>| -> Vec<String> {
             news.iter().map(|(key, sentence)| format!("{key}: {sentence}")).collect()
