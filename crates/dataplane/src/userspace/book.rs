@@ -33,10 +33,12 @@ pub(crate) struct Book {
 
 /// The verdicts that lead to endpoints, by side.
 pub(super) fn forwards(decision: &Decision) -> [Option<&Forward>; 2] {
-    let forward = |verdict| match verdict {
-        &Verdict::Forward(ref forward) => Some(forward),
-        Verdict::Reject | Verdict::Drop => None,
-    };
+    fn forward(verdict: &Verdict) -> Option<&Forward> {
+        match verdict {
+            Verdict::Forward(forward) => Some(forward),
+            Verdict::Reject | Verdict::Drop => None,
+        }
+    }
     let inside = forward(&decision.inside).filter(|_| decision.inside != decision.outside);
     [forward(&decision.outside), inside]
 }

@@ -86,7 +86,7 @@ impl Around<'_> {
         let services = (Place::Services, Place::InsideServices, Vec::new());
         let node_ports = (Place::NodePorts, Place::InsideNodePorts, self.node_port_addresses());
         for (everyone, inside, conditions) in [services, node_ports] {
-            for from in self.from_inside() {
+            for from in self.matches_inside() {
                 let mut rule = vec![from];
                 rule.extend(conditions.clone());
                 rule.extend([contained(inside, true), Statement::Goto(STEER_INSIDE.into())]);
@@ -200,7 +200,7 @@ impl Around<'_> {
     }
 
     /// Everything on the loopback device is this node's own.
-    fn from_inside(&self) -> Vec<Statement> {
+    fn matches_inside(&self) -> Vec<Statement> {
         let arrives = |name: &str, prefix| Statement::Arrives { on: name.into(), prefix, is: true };
         let mut inside = vec![arrives("lo", false)];
         inside.extend(self.plan.pod_traffic(self.family).and_then(|pods| match pods {
