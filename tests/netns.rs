@@ -2,6 +2,9 @@
 
 //! Every scenario before the kernel: real packets, in namespaces of its own. Needs root.
 
+#[path = "netns/change.rs"]
+mod change;
+
 use std::{
     env, fs,
     os::unix::fs::MetadataExt,
@@ -32,8 +35,8 @@ const MODES: [Dataplane; 6] = [
     (Mode::Userspace, None),
 ];
 
-/// Those that are asked for (`MODE` is the beginning of a name, or several with commas between), and that this kernel has.
-/// Where IPVS must be there, it must.
+/// Those that are asked for (`MODE` is the beginning of a name, or several with commas between), and that this kernel
+/// has. Where IPVS must be there, it must.
 fn modes() -> Vec<Dataplane> {
     let asked = env::var("MODE").unwrap_or_default();
     let has_ipvs = env::var_os("PORTOLAN_HAS_IPVS").is_some() || netlink::ipvs::Ipvs::open().is_ok();
