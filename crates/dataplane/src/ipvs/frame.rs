@@ -196,7 +196,10 @@ impl Writer<'_> {
 
     fn forward(&self) -> Vec<Rule> {
         let known = Match::comment("kubernetes forwarding conntrack rule");
+        // The kernel takes some milliseconds until an IPv6 address is the node's; nobody else is to answer for it.
+        let ours = self.in_set(Set::IpvsIps, Sides::Destination);
         vec![
+            Rule::to(Target::Drop).with([Match::state(State::New, true), ours]),
             Rule::to(Target::Accept).with([Match::comment(FORWARDING), marked(self.scene.mark, true)]),
             Rule::to(Target::Accept).with([known, Match::state(State::Known, true)]),
         ]

@@ -207,11 +207,13 @@ impl Holdings {
                 Some(_) => {}
             }
         }
+        // It knows no other choice than the one its hash leads to, even if that takes nobody.
+        let cannot_wait = held.service.scheduler == "dh";
         let mut extra: Vec<DestKey> = held.dests.keys().copied().collect();
         extra.retain(|to| dests.binary_search_by_key(to, |(dest, _)| *dest).is_err());
         extra.sort_unstable();
         for to in extra {
-            if is_over(frontend, flows, to) {
+            if cannot_wait || is_over(frontend, flows, to) {
                 held.dests.remove(&to);
                 leaving.dests.remove(&to);
                 work.servers.push(Change::RemoveDest(key, to));

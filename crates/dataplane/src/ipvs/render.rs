@@ -283,15 +283,17 @@ impl Writer<'_> {
         ] {
             flags |= if asked.flags.contains(wish) { flag } else { 0 };
         }
+        // A hash may lead to a real server that is going; without this flag the client would be refused.
+        let hashed = |name: &str| if matches!(name, "sh" | "mh") { flags::SCHEDULER_1 } else { 0 };
         if let Some(name) = asked.scheduler.and_then(Scheduler::kernel_name) {
-            return (name, flags);
+            return (name, flags | hashed(name));
         }
         match (self.scene.settings.scheduler.as_str(), is_weighted) {
             ("rr", true) => ("wrr", flags),
             ("lc", true) => ("wlc", flags),
             // As kube-proxy has it: otherwise all connections of a client would go to one endpoint.
-            ("mh", _) => ("mh", flags | flags::SCHEDULER_2),
-            (name, _) => (name, flags),
+            ("mh", _) => ("mh", flags | flags::SCHEDULER_1 | flags::SCHEDULER_2),
+            (name, _) => (name, flags | hashed(name)),
         }
     }
 }
