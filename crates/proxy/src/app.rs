@@ -24,7 +24,7 @@ use source::Problems;
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
 };
 
 use crate::{
@@ -46,7 +46,7 @@ use crate::{
     live::Live,
     metrics::{self, Accounted, Metrics, Outside, ip_family},
     node,
-    reconcile::{Ports, Reconciler},
+    reconcile::{Ports, Reconciler, Tuning},
     reload::{Origin, Reload},
     status::Status,
     systemd::Systemd,
@@ -115,23 +115,13 @@ impl Proxy {
         let (live, tuning) = Live::new((config, &checked), place, (&status, &metrics), netns.clone());
         let connections = Arc::new(Connections::default());
         let for_dataplane = checked.clone();
-        let ports = Ports {
-            open: Box::new(move || open(&for_dataplane, families)),
-            sweep: Box::new(|_, _| {}),
-            publish: Box::new(|_, _| {}),
-            events: events.clone(),
-            connections: Arc::clone(&connections),
-            seat: Seat::default(),
-            status: Arc::clone(&status),
-            metrics: Arc::clone(&metrics),
-            tuning,
-        };
+        let open = Box::new(move || open(&for_dataplane, families));
+        let ports = ports(open, (&events, &connections), (&status, &metrics), tuning);
         let (updates, inbox) = mpsc::channel(INBOX);
         let stop = Arc::new(Notify::new());
         let systemd = Arc::new(Systemd::from_environment());
         let told = Arc::clone(&systemd);
         let relief = farewell::relief(&checked, families);
-        let carried = farewell::carried(&checked);
         let make = move || {
             let reconciler = Reconciler::new(at_home(ports), MAX_BACKOFF, from_files)?;
             Ok(reconciler.watched_by(told).taking_over(mode).relieved_by(relief))
@@ -144,13 +134,11 @@ impl Proxy {
         events.note(Note::normal("Starting", "StartKubeProxy", Regarding::Node, String::new()));
 
         let (fatal_sender, fatal) = mpsc::channel(1);
+        let carried = farewell::carried(&checked);
+        let carrier = carried.clone().map(|(carrier, _)| carrier);
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
-            outside: Outside {
-                accounted,
-                carried: carried.clone().map(|(carrier, _)| carrier),
-                ..Outside::new(&problems, api, &connections)
-            },
+            outside: Outside { accounted, carried: carrier, ..Outside::new(&problems, api, &connections) },
             config: live.current().clone(),
             flags,
             started,
@@ -164,7 +152,7 @@ impl Proxy {
             problems,
             connections,
             systemd,
-            carried: carried.clone(),
+            carried,
             fatal,
             give_up: fatal_sender,
             live,
@@ -221,6 +209,26 @@ impl Drop for Proxy {
             // It catches its panics, so there is nothing to learn from the result.
             let _ = reconcile.join();
         }
+    }
+}
+
+/// What the loop needs; what belongs to its thread comes [`at_home`].
+fn ports(
+    open: Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>,
+    (events, connections): (&Recorder, &Arc<Connections>),
+    (status, metrics): (&Arc<Status>, &Arc<Metrics>),
+    tuning: watch::Receiver<Tuning>,
+) -> Ports {
+    Ports {
+        open,
+        sweep: Box::new(|_, _| {}),
+        publish: Box::new(|_, _| {}),
+        events: events.clone(),
+        connections: Arc::clone(connections),
+        seat: Seat::default(),
+        status: Arc::clone(status),
+        metrics: Arc::clone(metrics),
+        tuning,
     }
 }
 
