@@ -75,7 +75,7 @@ fn the_program_takes_its_configuration() {
     let mut config = decoded.config;
     config.settle();
     let checked = check::check(&config).expect("it is valid");
-    assert_eq!(checked.mode, check::Mode::Nftables);
+    assert_eq!(checked.mode, dataplane::Mode::Nftables);
     let kubeconfig = map["data"]["kubeconfig.conf"].as_str().expect("the key that kubeadm uses");
     let kubeconfig: Value = serde_saphyr::from_str(kubeconfig).expect("YAML");
     assert_eq!(kubeconfig["current-context"], kubeconfig["contexts"][0]["name"]);

@@ -37,7 +37,7 @@ pub mod userspace;
 pub mod wishes;
 pub mod xtables;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
 use model::{Changes, Family, Frontend, PerFamily, Plan};
 
@@ -212,15 +212,31 @@ impl Applied {
     }
 }
 
-/// Which dataplane.
+/// Which dataplane. It is shown as operators write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// Maps of ports, over netlink; the default.
     Nftables,
+    /// The chains kube-proxy makes.
     Iptables,
+    /// Virtual servers.
     Ipvs,
+    /// A proxy process.
     Userspace,
     /// None: nothing is programmed.
     None,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Nftables => "nftables",
+            Mode::Iptables => "iptables",
+            Mode::Ipvs => "ipvs",
+            Mode::Userspace => "userspace",
+            Mode::None => "none",
+        })
+    }
 }
 
 /// What a dataplane must know beyond the Plan.

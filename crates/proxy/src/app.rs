@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use dataplane::{Dataplane, userspace::Carrier};
+use dataplane::{Dataplane, Mode, userspace::Carrier};
 use model::{Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
@@ -30,11 +30,7 @@ use tokio::{
 use crate::{
     checks,
     claim::Seat,
-    config::{
-        Config,
-        check::{Checked, Mode},
-        surprise,
-    },
+    config::{Config, check::Checked, surprise},
     connections::Connections,
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
@@ -96,7 +92,7 @@ impl Proxy {
         let Setup { mut config, mut checked, source, master, flags, netns } = setup;
         let netns = netns.map(Arc::new);
         let (families, fallback) = in_netns(netns.as_deref(), || settle(&mut config, &mut checked))??;
-        let mode = available(checked.mode)?;
+        let mode = checked.mode;
         let accounted = Accounted::find(mode, netns.as_deref());
         possible(&checked, families)?;
         let node_name = host::node_name(&config.hostname_override)?;
@@ -145,7 +141,7 @@ impl Proxy {
             pings: AtomicU64::new(0),
         };
         serve(&runtime, &checked, (&status, endpoints, events), &fatal_sender);
-        tell_start(&status, checked.mode);
+        tell_start(&status, mode);
         Ok(Proxy {
             status,
             metrics,
@@ -249,17 +245,7 @@ pub fn open(checked: &Checked, families: PerFamily<bool>) -> Result<Box<dyn Data
         userspace: checked.userspace.clone(),
         ..dataplane::Config::default()
     };
-    dataplane::open(available(checked.mode)?, &config).map_err(|error| error.to_string())
-}
-
-/// The dataplane of a mode, where this build has one.
-pub fn available(mode: Mode) -> Result<dataplane::Mode, String> {
-    Ok(match mode {
-        Mode::Nftables => dataplane::Mode::Nftables,
-        Mode::Iptables => dataplane::Mode::Iptables,
-        Mode::Ipvs => dataplane::Mode::Ipvs,
-        Mode::Userspace => dataplane::Mode::Userspace,
-    })
+    dataplane::open(checked.mode, &config).map_err(|error| error.to_string())
 }
 
 /// What the configuration decides for the model.

@@ -3,16 +3,12 @@
 //! Where the kernel cannot do ipvs: another mode, as asked, and said aloud. What is in force is what `/proxyMode`, the
 //! log and the metrics name.
 
-use dataplane::Unsupported;
+use dataplane::{Mode, Unsupported};
 use model::PerFamily;
 
 use crate::{
     app,
-    config::{
-        Config,
-        check::{Checked, Mode},
-        own,
-    },
+    config::{Config, check::Checked, own},
     events::{Note, Recorder, Regarding},
     host,
     metrics::Metrics,

@@ -13,17 +13,13 @@ use std::{
 };
 
 use dataplane::{
-    Scope,
+    Mode, Scope,
     userspace::{self, Carrier},
 };
 use model::PerFamily;
 use tokio::sync::Notify;
 
-use crate::{
-    app,
-    config::check::{Checked, Mode},
-    reconcile::Relief,
-};
+use crate::{app, config::check::Checked, reconcile::Relief};
 
 /// The rules of nftables mode are written within this, at the largest sizes too.
 const RELIEF: Duration = Duration::from_secs(10);

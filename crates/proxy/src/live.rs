@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use dataplane::Mode;
 use model::PerFamily;
 use netlink::{
     Netns,
@@ -19,7 +20,7 @@ use crate::{
     app,
     config::{
         Config,
-        check::{self, Checked, Mode},
+        check::{self, Checked},
         own::PortRange,
         surprise,
     },

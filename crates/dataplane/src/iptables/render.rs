@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::{
-    Address, Affinity, Backend, Decision, Family, Forward, Frontend, HealthCheck, Masquerade, Plan,
-    PodTraffic, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
+    Address, Affinity, Backend, Decision, Family, Forward, Frontend, HealthCheck, Masquerade, Plan, Pool,
+    Protocol, Reach, Role, ServiceKey, ServicePortName, Verdict,
 };
 
 use super::{
     frame::{Scene, Top, fixed, footholds, loopback_net, node_port_destinations},
     name::{self, Name},
     program::Program,
-    rule::{Is, Match, Rule, Target},
+    rule::{Match, Rule, Target},
 };
 use crate::names::xt;
 
@@ -189,15 +189,8 @@ impl Writer<'_> {
     }
 
     /// The rule, for pods only or for all others only; `None` where they cannot be told.
-    fn pods(&self, mut rule: Rule, is: bool) -> Option<Rule> {
-        match self.scene.plan.pod_traffic(self.scene.family)? {
-            PodTraffic::Source(net) => rule.source = Some(Is { value: *net, is }),
-            PodTraffic::Interface(name) => rule.arrives = Some(Is { value: (&**name).into(), is }),
-            PodTraffic::InterfacePrefix(prefix) => {
-                rule.arrives = Some(Is { value: format!("{prefix}+").into(), is });
-            }
-        }
-        Some(rule)
+    fn pods(&self, rule: Rule, is: bool) -> Option<Rule> {
+        Some(rule.of_pods(self.scene.plan.pod_traffic(self.scene.family)?, is))
     }
 
     /// First back to where the client is remembered, then anywhere: each rule takes its share of what is left.

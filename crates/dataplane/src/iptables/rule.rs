@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::{Family, Protocol};
+use model::{Family, PodTraffic, Protocol};
 
 use super::name::Name;
 
@@ -146,6 +146,18 @@ impl Rule {
 
     pub(crate) fn over(mut self, protocol: Protocol) -> Rule {
         self.protocol = Some(protocol);
+        self
+    }
+
+    /// For pods only, or for all others only.
+    pub(crate) fn of_pods(mut self, pods: &PodTraffic, is: bool) -> Rule {
+        match pods {
+            PodTraffic::Source(net) => self.source = Some(Is { value: *net, is }),
+            PodTraffic::Interface(name) => self.arrives = Some(Is { value: (&**name).into(), is }),
+            PodTraffic::InterfacePrefix(prefix) => {
+                self.arrives = Some(Is { value: format!("{prefix}+").into(), is });
+            }
+        }
         self
     }
 }

@@ -6,7 +6,7 @@
 //! nat PREROUTING (marks what to masquerade), filter INPUT (who may), IPVS, filter OUTPUT, nat POSTROUTING. From this
 //! node: mangle OUTPUT (marks; and who may, since the filter comes after IPVS), nat OUTPUT, IPVS, the rest the same.
 
-use model::{PodTraffic, Protocol};
+use model::Protocol;
 
 use super::{marks, render::Scene, sets::Set};
 use crate::{
@@ -88,15 +88,8 @@ impl Writer<'_> {
     }
 
     /// The rule, for pods only or for all others only; `None` where they cannot be told.
-    fn pods(&self, mut rule: Rule, is: bool) -> Option<Rule> {
-        match self.scene.plan.pod_traffic(self.scene.family)? {
-            PodTraffic::Source(net) => rule.source = Some(Is { value: *net, is }),
-            PodTraffic::Interface(name) => rule.arrives = Some(Is { value: (&**name).into(), is }),
-            PodTraffic::InterfacePrefix(prefix) => {
-                rule.arrives = Some(Is { value: format!("{prefix}+").into(), is });
-            }
-        }
-        Some(rule)
+    fn pods(&self, rule: Rule, is: bool) -> Option<Rule> {
+        Some(rule.of_pods(self.scene.plan.pod_traffic(self.scene.family)?, is))
     }
 
     /// Nothing arrives where a process of this node sends from.

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use dataplane::Mode;
 use ipnet::IpNet;
 use model::{DetectLocal, Family, NodePortAddress, PerFamily};
 
@@ -48,30 +49,6 @@ pub struct Checked {
     pub userspace: dataplane::userspace::Options,
     /// How long connections that are open in userspace mode may go on when the process is told to end.
     pub drain: Duration,
-}
-
-/// The modes that have a name. Not all of them are built yet; see `app`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Maps of ports, over netlink; the default.
-    Nftables,
-    /// The chains kube-proxy makes.
-    Iptables,
-    /// Virtual servers.
-    Ipvs,
-    /// A proxy process.
-    Userspace,
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Nftables => "nftables",
-            Mode::Iptables => "iptables",
-            Mode::Ipvs => "ipvs",
-            Mode::Userspace => "userspace",
-        })
-    }
 }
 
 /// One field that cannot be as it is.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use dataplane::Mode;
 use model::{Family, NodePortAddress};
 
 use super::{
-    check::{Checked, Mode, check},
+    check::{Checked, check},
     decode::{Reason, decode},
     *,
 };

@@ -8,11 +8,10 @@
 
 use std::{fmt, io};
 
+use dataplane::Mode;
+
 use super::sysctl::Sysctls;
-use crate::config::{
-    Config,
-    check::{Checked, Mode},
-};
+use crate::config::{Config, check::Checked};
 use model::NodePortAddress;
 
 /// kube-proxy's bound on what is computed from the number of CPUs.

@@ -15,10 +15,8 @@ use serde_json::{Value, json};
 use self::baseline::Baseline;
 use super::{output::Output, print, say, usage_error};
 use crate::{
-    app,
     config::{
         Config,
-        check::check,
         fields::{Difference, differences},
         own::{self, Own},
         review::{self, Remark, Severity},
@@ -129,22 +127,11 @@ fn examine(file: &Path, old: Option<&Path>, options: &Options) -> Result<Report,
     let mode = own.as_ref().and_then(|own| own.mode.as_deref());
     let reviewed = review::config(&text, mode);
     remarks.splice(0..0, label(file, reviewed.remarks));
-    remarks.extend(reviewed.read.as_ref().and_then(|config| unavailable(config, &text)).map(|remark| {
-        let named = if mode.is_some() { file.with_file_name(own::FILE_NAME) } else { file.to_owned() };
-        (named.display().to_string(), remark)
-    }));
     let changes = match reviewed.read {
         Some(config) => Some(compare(&config, old, options)?),
         None => None,
     };
     Ok(Report { file: file.display().to_string(), remarks, changes })
-}
-
-/// A mode that is valid, and that this build does not have.
-fn unavailable(config: &Config, text: &str) -> Option<Remark> {
-    let says = app::available(check(config).ok()?.mode).err()?;
-    let line = text.lines().position(|line| line.starts_with("mode:")).map_or(0, |before| before as u64 + 1);
-    Some(Remark { line, field: "mode".to_owned(), severity: Severity::Error, says })
 }
 
 fn compare(
