@@ -102,10 +102,8 @@ fn an_unknown_field_is_told_and_ignored() {
 
 #[test]
 fn what_cannot_run_says_why() {
-    for mode in ["ipvs", "userspace"] {
-        let line = refused(&["--proxy-mode", mode, "--source=file:/"]);
-        assert!(line.contains(&format!("no {mode} mode")) && line.contains("nftables"), "{line}");
-    }
+    let line = refused(&["--proxy-mode=kernelspace", "--source=file:/"]);
+    assert!(line.contains("must be nftables, iptables, ipvs or userspace"), "{line}");
     let line = refused(&["--kubeconfig=/nonexistent"]);
     assert!(line.contains("cannot use the kubeconfig /nonexistent: No such file"), "{line}");
     assert!(refused(&["--source=file:/nonexistent"]).contains("cannot read /nonexistent"));

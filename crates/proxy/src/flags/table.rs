@@ -105,7 +105,7 @@ pub const FLAGS: &[Flag<Options>] = &[
         },
     )
     .always(),
-    switch("cleanup", "false", "Remove what is ours from the kernel and exit.", |o, v| {
+    switch("cleanup", "false", "Remove what any mode of Portolan or kube-proxy left, and exit.", |o, v| {
         boolean(&mut o.cleanup, v)
     })
     .always(),
@@ -191,16 +191,20 @@ pub const FLAGS: &[Flag<Options>] = &[
     switch("bind-address-hard-fail", "false", "Exit if a server's address cannot be bound.", |o, v| {
         boolean(&mut o.config.bind_address_hard_fail, v)
     }),
-    switch("profiling", "false", "Accepted for compatibility: profiling on the metrics port.", |o, v| {
+    switch("profiling", "false", "PUT /debug/flags/v on the metrics port sets the verbosity.", |o, v| {
         boolean(&mut o.config.enable_profiling, v)
     }),
     value("show-hidden-metrics-for-version", "version", "", "Accepted for compatibility.", |o, v| {
         text(&mut o.config.show_hidden_metrics_for_version, v)
     }),
     // Traffic.
-    value("proxy-mode", "mode", "nftables", "How traffic is served: nftables, iptables, ipvs.", |o, v| {
-        text(&mut o.config.mode, v)
-    }),
+    value(
+        "proxy-mode",
+        "mode",
+        "nftables",
+        "How traffic is served: nftables, iptables, ipvs, userspace.",
+        |o, v| text(&mut o.config.mode, v),
+    ),
     value("cluster-cidr", "cidr[,cidr]", "", "The range of pod addresses, one for each family.", |o, v| {
         text(&mut o.config.cluster_cidr, v)
     }),

@@ -46,6 +46,9 @@ fn flags_reach_their_fields() {
     assert_eq!(vmodule[1], VModule { file_pattern: "app".into(), verbosity: 2 });
     assert_eq!(options("--source file:/etc/portolan").source, Source::File("/etc/portolan".into()));
     assert!(options("--cleanup").cleanup);
+    assert_eq!(config("--proxy-port-range 40000-40100").port_range, "40000-40100");
+    assert_eq!(options("--udp-timeout 1m").userspace.udp_timeout, GoDuration::from_secs(60));
+    assert_eq!(options("--userspace-drain 1s").userspace.drain, GoDuration::from_secs(1));
     assert_eq!(options("--version").version.as_deref(), Some("true"));
     assert_eq!(options("--version=raw").version.as_deref(), Some("raw"));
 }
@@ -67,6 +70,9 @@ fn every_flag_of_kube_proxy_is_there() {
         assert!(table::FLAGS.iter().any(|flag| flag.name == name), "--{name} is missing");
     }
     let ours = ["portolan-config", "source", "node-port-range", "counted-endpoints", "ipvs-fallback"];
+    // Of kube-proxy's userspace mode as it was, and one beside them.
+    let userspace = ["udp-timeout", "proxy-port-range", "userspace-drain"];
+    let ours = [&ours[..], &userspace].concat();
     let foreign = table::FLAGS.iter().filter(|flag| !ours.contains(&flag.name)).count();
     assert_eq!(foreign, table.split_whitespace().count(), "only these are ours");
 }
@@ -138,7 +144,7 @@ fn bad_values_are_named() {
     ] {
         assert!(refused(line).starts_with("invalid argument"), "{line}");
     }
-    for gone in ["proxy-port-range", "udp-timeout", "logtostderr", "log-dir", "boot-id-file"] {
+    for gone in ["logtostderr", "log-dir", "boot-id-file", "cleanup-ipvs"] {
         assert!(refused(&format!("--{gone}=1")).starts_with(&format!("unknown flag: --{gone}")));
     }
 }
