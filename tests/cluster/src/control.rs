@@ -80,6 +80,23 @@ impl Control {
         child.wait_with_output().expect("kubectl can be waited for")
     }
 
+    /// Waits until the API server grants all of these, verb and resource. It follows roles and bindings by a watch of
+    /// its own: what `kubectl apply` has just written may not count yet.
+    #[track_caller]
+    pub fn until_granted(&self, account: &str, rights: &[(&str, &str)]) {
+        let account = format!("--as={account}");
+        for (verb, resource) in rights {
+            eventually(&format!("{account} may {verb} {resource}"), || {
+                let asked = self.try_kubectl(&["auth", "can-i", verb, resource, "-A", &account], None);
+                if asked.status.success() {
+                    Ok(())
+                } else {
+                    Err(String::from_utf8_lossy(&[asked.stdout, asked.stderr].concat()).into_owned())
+                }
+            });
+        }
+    }
+
     /// Kills the API server, as a crash would; etcd stays.
     pub fn stop(&mut self) {
         let pid = self.api_server();

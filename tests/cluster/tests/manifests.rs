@@ -14,7 +14,19 @@ use stage::{Stage, Target, eventually, manifest};
 
 /// Nothing is created, everything is decoded, defaulted and validated; an unknown field is an error.
 const DRY_RUN: [&str; 5] = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f"];
-const OUR_ACCOUNT: &str = "--as=system:serviceaccount:kube-system:portolan";
+const OUR_ACCOUNT: &str = "system:serviceaccount:kube-system:portolan";
+/// What the daemon does to the API.
+const NEEDED: [(&str, &str); 9] = [
+    ("list", "services"),
+    ("watch", "services"),
+    ("list", "endpointslices.discovery.k8s.io"),
+    ("watch", "endpointslices.discovery.k8s.io"),
+    ("list", "servicecidrs.networking.k8s.io"),
+    ("watch", "servicecidrs.networking.k8s.io"),
+    ("list", "nodes"),
+    ("watch", "nodes"),
+    ("create", "events.events.k8s.io"),
+];
 
 fn deploy(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path).to_string_lossy().into_owned()
@@ -114,6 +126,7 @@ fn with_token(stage: &Stage, token: &str) -> PathBuf {
 fn the_role_is_enough_and_no_more() {
     let Some(mut stage) = Stage::build() else { return };
     stage.control.kubectl(&["apply", "-f", &deploy("kustomize/base/rbac.yaml")], None);
+    stage.control.until_granted(OUR_ACCOUNT, &NEEDED);
     let token = stage.control.kubectl(&["create", "token", "-n", "kube-system", "portolan"], None);
     let kubeconfig = with_token(&stage, &token);
     stage.apply(&[manifest::service("web", 10)]);
@@ -136,7 +149,10 @@ fn the_role_is_enough_and_no_more() {
             .collect();
         if reasons.contains(&"\"Starting\"".to_owned()) { Ok(()) } else { Err(format!("{reasons:?}")) }
     });
-    assert!(!stage.daemon.said().contains("refuses us (403)"), "something was refused");
+    let said = stage.daemon.said();
+    for refused in ["refuses us (403)", "takes no Events from us"] {
+        assert!(!said.contains(refused), "something was refused");
+    }
     for (verb, what) in [
         ("get", "secrets"),
         ("list", "secrets"),
@@ -146,7 +162,8 @@ fn the_role_is_enough_and_no_more() {
         ("patch", "services"),
         ("delete", "events.events.k8s.io"),
     ] {
-        let asked = stage.control.try_kubectl(&["auth", "can-i", verb, what, "-A", OUR_ACCOUNT], None);
+        let account = format!("--as={OUR_ACCOUNT}");
+        let asked = stage.control.try_kubectl(&["auth", "can-i", verb, what, "-A", &account], None);
         assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "no", "{verb} {what}");
     }
 }
