@@ -105,7 +105,7 @@ fn program(search: &[&str], name: &str) -> Option<PathBuf> {
 
 /// `iptables v1.8.9 (nf_tables)`; before 1.8 there was only one variant, and nothing in parentheses.
 fn variant_of(tool: &Path) -> Option<Variant> {
-    let job = Job { tool, args: &["--version"], input: None, limit: Duration::from_secs(5) };
+    let job = Job { tool, args: &["--version"], input: None, lock: None, limit: Duration::from_secs(5) };
     let mut version = String::new();
     let ended = job.run(&mut |line| version.push_str(line), |_| {}).ok()?;
     ended.status.success().then(|| match version.contains("nf_tables") {

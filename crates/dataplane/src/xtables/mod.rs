@@ -193,7 +193,8 @@ pub struct Xtables {
     writers: Arc<Mutex<Vec<u32>>>,
     /// What tables of the legacy variant look like when only we wrote.
     ledger: Ledger,
-    lock: Lock,
+    /// `None` where nobody else can write.
+    lock: Option<Lock>,
     waited: Duration,
 }
 
@@ -212,7 +213,7 @@ impl Xtables {
             limits: Limits::default(),
             writers: Arc::default(),
             ledger: Ledger::default(),
-            lock: Lock::default(),
+            lock: Some(Lock::default()),
             waited: Duration::ZERO,
         }
     }
@@ -226,13 +227,14 @@ impl Xtables {
     /// The same, which look at another lock first than the tools take.
     #[cfg(test)]
     fn behind(mut self, lock: PathBuf) -> Xtables {
-        self.lock = Lock::at(lock);
+        self.lock = Some(Lock::at(lock));
         self
     }
 
-    /// The same tools for another network namespace. A clone shares what is known of this one.
+    /// The same tools for a network namespace that nobody else writes to. A clone shares what is known of this one. There
+    /// is one lock for all namespaces, and here it guards nothing: whoever holds it is not waited for.
     pub fn elsewhere(&self) -> Xtables {
-        Xtables::new(self.variant, self.tools.clone()).within(self.limits)
+        Xtables { lock: None, ..Xtables::new(self.variant, self.tools.clone()).within(self.limits) }
     }
 
     pub fn variant(&self) -> Variant {
@@ -246,11 +248,11 @@ impl Xtables {
 
     /// Waits until nobody holds the lock. The tool waits for it too, but says neither for how long nor for whom.
     fn await_lock(&mut self) -> Result<(), Failure> {
-        if self.variant != Variant::Legacy {
+        let Some(lock) = self.lock.as_ref().filter(|_| self.variant == Variant::Legacy) else {
             return Ok(());
-        }
+        };
         let begun = Instant::now();
-        let outcome = self.lock.wait(self.limits.lock);
+        let outcome = lock.wait(self.limits.lock);
         self.waited += begun.elapsed();
         outcome
     }
@@ -266,7 +268,7 @@ impl Tables for Xtables {
             return Ok(());
         }
         let tool = &self.tools[family].save;
-        let job = Job { tool, args: &["-t", &table], input: None, limit: self.limits.run };
+        let job = Job { tool, args: &["-t", &table], input: None, lock: None, limit: self.limits.run };
         let ended = job.run(each_line, |_| {})?;
         ended.check(tool, None)
     }
@@ -275,9 +277,11 @@ impl Tables for Xtables {
         self.await_lock()?;
         let tool = &self.tools[family].restore;
         // The nft variant knows the option and has nothing to wait for.
-        let seconds = self.limits.lock.as_secs().max(1).to_string();
+        let seconds = self.lock.as_ref().map_or(1, |_| self.limits.lock.as_secs().max(1)).to_string();
         let args = ["-w", &seconds, "--noflush", "--counters"];
-        let job = Job { tool, args: &args, input: Some(input), limit: self.limits.run };
+        // A file that is there, can be opened, and is nobody's lock.
+        let lock = if self.lock.is_none() { Some("/dev/null") } else { None };
+        let job = Job { tool, args: &args, input: Some(input), lock, limit: self.limits.run };
         let writers = &self.writers;
         let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family, input));
         let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process));

@@ -18,6 +18,8 @@ pub(super) struct Job<'a> {
     pub(super) tool: &'a Path,
     pub(super) args: &'a [&'a str],
     pub(super) input: Option<&'a str>,
+    /// Takes this for the lock; `None` for the one that all tools of the node share.
+    pub(super) lock: Option<&'a str>,
     pub(super) limit: Duration,
 }
 
@@ -41,6 +43,7 @@ impl Job<'_> {
         let failed = |error| Failure::Run { tool: name(self.tool), error };
         let mut child = Command::new(self.tool)
             .args(self.args)
+            .envs(self.lock.map(|path| ("XTABLES_LOCKFILE", path)))
             .stdin(if self.input.is_some() { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

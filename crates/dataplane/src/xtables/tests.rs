@@ -197,3 +197,17 @@ fn a_lock_that_somebody_holds_is_waited_for_and_told() {
         fs::remove_file(&path).unwrap();
     });
 }
+
+/// To ask what the kernel can do, at the start, must not take as long as somebody holds the lock.
+#[test]
+fn nobody_is_waited_for_in_a_namespace_of_our_own() {
+    with_each(|variant| {
+        let held = fs::File::create("/run/xtables.lock").unwrap();
+        let mut xtables = find_variant(&SEARCH, variant).unwrap().elsewhere();
+        held.lock().unwrap();
+        let outcome = xtables.restore(Family::V4, "*nat\n:KUBE-X - [0:0]\nCOMMIT\n");
+        held.unlock().unwrap();
+        outcome.unwrap();
+        assert_eq!(xtables.take_waited(), Duration::ZERO);
+    });
+}
