@@ -4,6 +4,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
+use dataplane::Mode;
 use model::{Family, PerFamily};
 use netlink::{
     legacy,
@@ -49,6 +50,8 @@ pub struct Facts {
     pub iptables_nft_tables: Vec<String>,
     /// Tables with rules of kube-proxy.
     pub kube_proxy_tables: Vec<String>,
+    /// The mode in use has the same chains in iptables: what is there is kept, or is ours.
+    pub shares_chains: bool,
     /// Processes named kube-proxy that are not this program.
     pub kube_proxies: Vec<u32>,
     /// Why the rules of others could not be listed.
@@ -72,6 +75,7 @@ impl Facts {
             Err(error) => facts.unseen = Some(error.to_string()),
         }
         facts.look_into_legacy(&sysctls);
+        facts.shares_chains = matches!(checked.mode, Mode::Iptables | Mode::Ipvs);
         facts
     }
 

@@ -144,16 +144,8 @@ fn neighbours(facts: &Facts, findings: &mut Vec<Finding>) {
             ),
             remedy: "Stop it on this node; its rules may stay, they are removed once ours serve.".to_owned(),
         });
-    } else if !facts.kube_proxy_tables.is_empty() {
-        findings.push(Finding {
-            rank: Rank::Note,
-            name: "kube-proxy-rules",
-            says: format!(
-                "rules of kube-proxy are there ({}): it runs in a place not visible from here, or has run",
-                facts.kube_proxy_tables.join(", ")
-            ),
-            remedy: "If it has been stopped there is nothing to do: its rules go once ours serve.".to_owned(),
-        });
+    } else {
+        findings.extend(kube_proxy_rules(facts));
     }
     if !facts.legacy_tables.is_empty() && !facts.iptables_nft_tables.is_empty() {
         findings.push(Finding {
@@ -199,6 +191,21 @@ fn neighbours(facts: &Facts, findings: &mut Vec<Finding>) {
                 .to_owned(),
         });
     }
+}
+
+fn kube_proxy_rules(facts: &Facts) -> Option<Finding> {
+    let is_kept = |table: &&String| facts.shares_chains && !table.ends_with(" kube-proxy");
+    let tables: Vec<&str> =
+        facts.kube_proxy_tables.iter().filter(|table| !is_kept(table)).map(String::as_str).collect();
+    (!tables.is_empty()).then(|| Finding {
+        rank: Rank::Note,
+        name: "kube-proxy-rules",
+        says: format!(
+            "rules of kube-proxy are there ({}): it runs in a place not visible from here, or has run",
+            tables.join(", ")
+        ),
+        remedy: "If it has been stopped there is nothing to do: its rules go once ours serve.".to_owned(),
+    })
 }
 
 fn bridges(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -369,6 +376,12 @@ mod tests {
         assert_eq!(names(&facts), [(Rank::Note, "kube-proxy-rules")], "of two modes, but one variant");
         let facts = Facts { kube_proxy_tables: list(&["ip nat", "legacy ip nat"]), ..Facts::default() };
         assert_eq!(names(&facts), [(Rank::Risk, "split-iptables"), (Rank::Note, "kube-proxy-rules")]);
+        // In iptables mode these are our own, after a restart, or become ours.
+        let tables = list(&["ip kube-proxy", "ip nat"]);
+        let mut facts = Facts { kube_proxy_tables: tables, shares_chains: true, ..Facts::default() };
+        assert_eq!(names(&facts), [(Rank::Note, "kube-proxy-rules")]);
+        facts.kube_proxy_tables.remove(0);
+        assert_eq!(names(&facts), []);
         let facts = Facts { unseen: Some("no".to_owned()), ..Facts::default() };
         assert_eq!(names(&facts), [(Rank::Note, "rules-unseen")]);
     }
