@@ -165,13 +165,18 @@ fn repeat(
         match receive(left(deadline)?.min(RESEND)) {
             Ok(Some(reply)) if reply.question == question => return Ok(reply),
             Ok(_) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error) if is_too_early(error.kind()) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
 const RESEND: Duration = Duration::from_secs(1);
+
+/// Nothing was heard yet. A socket with a timeout is not asked again by the kernel when a signal comes.
+fn is_too_early(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
 
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
@@ -204,9 +209,15 @@ fn dial(route: Route, patience: Duration) -> io::Result<TcpStream> {
     match connect(&socket, &route.destination) {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {
-            let wait = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
-            if poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&wait))? == 0 {
-                return Err(io::ErrorKind::TimedOut.into());
+            let deadline = Instant::now() + patience;
+            loop {
+                let wait = Timespec::try_from(left(deadline)?).map_err(|_| io::ErrorKind::InvalidInput)?;
+                match poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&wait)) {
+                    Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                    Ok(_) => break,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
             }
             sockopt::socket_error(&socket)??;
         }
