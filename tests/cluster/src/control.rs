@@ -80,6 +80,18 @@ impl Control {
         child.wait_with_output().expect("kubectl can be waited for")
     }
 
+    /// Runs a line of a document, in which `kubectl` is the administrator's, in the root of the repository.
+    #[track_caller]
+    pub fn shell(&self, line: &str) {
+        let kubectl = r#"kubectl() { "$KUBECTL" --kubeconfig "$ADMINISTRATOR" --request-timeout 30s "$@"; }"#;
+        let mut command = Command::new("bash");
+        command.args(["-euc", &format!("{kubectl}\n{line}")]);
+        command.env("KUBECTL", self.tools.join("kubectl")).env("ADMINISTRATOR", self.by_certificate());
+        command.env("KUBECACHEDIR", self.folder.join("cache")).current_dir(scripts().join("../.."));
+        let output = self.netns.run(|| command.output()).expect("node-a").expect("bash can be run");
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// Waits until the API server grants all of these, verb and resource. It follows roles and bindings by a watch of
     /// its own: what `kubectl apply` has just written may not count yet.
     #[track_caller]

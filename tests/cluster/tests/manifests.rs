@@ -14,6 +14,8 @@ use stage::{Stage, Target, eventually, manifest};
 
 /// Nothing is created, everything is decoded, defaulted and validated; an unknown field is an error.
 const DRY_RUN: [&str; 5] = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f"];
+/// kube-proxy as kubeadm deploys it.
+const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kubeadm.yaml");
 const OUR_ACCOUNT: &str = "system:serviceaccount:kube-system:portolan";
 /// What the daemon does to the API.
 const NEEDED: [(&str, &str); 9] = [
@@ -88,8 +90,7 @@ fn on_kubeadm_only_the_image_changes_and_back() {
     let refused = stage.control.try_kubectl(&swap, None);
     assert!(!refused.status.success());
 
-    let theirs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kubeadm.yaml");
-    stage.control.kubectl(&["create", "-f", theirs], None);
+    stage.control.kubectl(&["create", "-f", KUBEADM], None);
     let before = daemon_set(&stage);
     stage.control.kubectl(&swap, None);
     let after = daemon_set(&stage);
@@ -108,6 +109,21 @@ fn on_kubeadm_only_the_image_changes_and_back() {
     let back = ["set", "image", "-n", "kube-system", "daemonset/kube-proxy", "kube-proxy=kube-proxy:v1.36.3"];
     stage.control.kubectl(&back, None);
     assert_eq!(daemon_set(&stage)["spec"], before["spec"]);
+}
+
+/// In their order, on a cluster as kubeadm makes it. Nothing is rolled out here, so that cannot be waited for.
+#[test]
+fn the_commands_of_the_migration_guide_work() {
+    let Some(stage) = Stage::build() else { return };
+    stage.control.kubectl(&["create", "-f", KUBEADM], None);
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/migrating.md");
+    let guide = fs::read_to_string(guide).expect("the guide is there");
+    let commands: Vec<&str> = guide.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let of_kubectl = |line: &&&str| line.starts_with("kubectl ") && !line.contains(" rollout status ");
+    let tried = commands.iter().filter(of_kubectl).map(|line| {
+        stage.control.shell(&line.replace("IMAGE-YOU-KEPT", "kube-proxy:v1.36.3"));
+    });
+    assert!(tried.count() > 9, "the guide is written otherwise now");
 }
 
 /// A kubeconfig for our service account.
@@ -195,6 +211,7 @@ fn the_chart_lints_and_the_api_server_takes_it() {
     for set in [
         &[server][..],
         &[server, "config.mode=iptables", "config.clusterCIDR=10.244.0.0/16"],
+        &[server, "config.mode=ipvs"],
         &[server, "legacyIptables=true"],
         &["existingConfigMap=kube-proxy", "config.metricsBindAddress=[::]:10249", "podMonitor.enabled=true"],
     ] {
@@ -218,7 +235,7 @@ fn the_chart_lints_and_the_api_server_takes_it() {
     for (set, word) in [
         (&[][..], "set apiServer to the real address"),
         (&["apiServer=http://plain.example"], "apiServer"),
-        (&[server, "config.mode=ipvs"], "mode"),
+        (&[server, "config.mode=kernelspace"], "mode"),
         (&[server, "podMonitor.enabled=true"], "set config.metricsBindAddress to 0.0.0.0:10249"),
         (&[server, "imge.tag=1"], "imge"),
     ] {
