@@ -18,20 +18,26 @@ use crate::xtables::{
 /// Removes the doomed chains.
 pub(super) fn remove_chains(is_doomed: &dyn Fn(&str) -> bool, report: &mut Report) {
     for family in Family::BOTH {
-        // Without the tables, nothing can be left in them; and with nothing to find, nobody needs the tools.
-        let tables = present(family);
+        let mut tables = present(family);
+        // The kernel tells the names for a tenth of what the tool takes to print all rules, and with nothing to remove
+        // nobody needs the tools.
+        let names = netlink::legacy::Tables::open(crate::nftables::wire(family));
+        let mut unseen = false;
+        tables.retain(|table| match names.as_ref().map(|names| names.read(table.name())) {
+            Ok(Ok(entries)) => entries.chains().any(is_doomed),
+            _ => {
+                unseen = true;
+                true
+            }
+        });
         if tables.is_empty() {
             continue;
         }
         let mut tools = match xtables::find_variant(&xtables::SEARCH, Variant::Legacy) {
             Ok(tools) => tools,
             Err(_) => {
-                report.kept.push(format!(
-                    "the legacy tables of iptables are in use here, and without its tools nobody can tell what is in \
-                     them: look for KUBE- chains with `{}-legacy-save` on the host",
-                    tool(family)
-                ));
-                return;
+                report.kept.push(without_tools(family, unseen));
+                continue;
             }
         };
         for table in tables {
@@ -39,6 +45,20 @@ pub(super) fn remove_chains(is_doomed: &dyn Fn(&str) -> bool, report: &mut Repor
                 report.failed.push(format!("chains of legacy table {table} ({}): {failure}", tool(family)));
             }
         }
+    }
+}
+
+fn without_tools(family: Family, unseen: bool) -> String {
+    let tool = tool(family);
+    match unseen {
+        true => format!(
+            "the legacy tables of iptables are in use here, and without its tools nobody can tell what is in them: look \
+             for KUBE- chains with `{tool}-legacy-save` on the host"
+        ),
+        false => format!(
+            "chains of a Kubernetes proxy are in the legacy tables of {tool}, and cannot be removed without its tools: \
+             run `portolan --cleanup` or `kube-proxy --cleanup` where there is `{tool}-legacy-restore`"
+        ),
     }
 }
 
