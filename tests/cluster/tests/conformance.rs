@@ -96,10 +96,16 @@ fn traits(stage: &Stage, daemon: &mut Daemon, name: &str) -> Traits {
         let count = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
         text.lines().find_map(|line| line.strip_prefix(count)?.trim().parse::<f64>().ok()).unwrap_or(0.0)
     };
-    for pods in [["a1", "a2"], ["a1", "b1"]] {
+    // The health-check node port tells how many of them are on this node, and so what has been followed.
+    for (pods, here) in [(["a1", "a2"], 2), (["a1", "b1"], 1)] {
         stage.apply(&stamped(&manifest::slices("web", &pods)));
+        let counted = format!("\"localEndpoints\": {here},");
+        eventually(&format!("{name} follows the change"), || match daemon.get(32001, "/") {
+            Ok((200, body)) if body.contains(&counted) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
     }
-    eventually(&format!("{name} follows the change"), || match synced() {
+    eventually(&format!("{name} tells how long it took"), || match synced() {
         count if count > 0.0 => Ok(()),
         _ => Err("nothing was programmed".to_owned()),
     });
@@ -125,20 +131,25 @@ fn stamped(slices: &[Value]) -> Vec<Value> {
     slices.iter().map(stamp).collect()
 }
 
-/// Names with types, and labels.
+/// Names with types, labels and the bounds of buckets.
 fn metrics(text: &str, traits: &mut Traits) {
     let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut bounds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (name, rest) = line.split_once('{').unwrap_or((line.split(' ').next().unwrap_or_default(), ""));
         let labels = labels.entry(name).or_default();
         let pairs = rest.rsplit_once('}').map_or("", |(pairs, _)| pairs);
         labels.extend(pairs.split("\",").filter_map(|pair| Some(pair.split_once("=\"")?.0)));
+        let bound = pairs.split_once("le=\"").and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+        let bounds = bounds.entry(name).or_default();
+        bounds.extend(bound.filter(|bound| !bounds.contains(bound)));
     }
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("a name and a type");
         let of_series = if kind == "histogram" { format!("{name}_bucket") } else { name.to_owned() };
         let labels: Vec<&str> = labels.get(of_series.as_str()).into_iter().flatten().copied().collect();
-        traits.insert(("metric", name.to_owned()), format!("{kind} {}", labels.join(",")));
+        let bounds = bounds.get(of_series.as_str()).map(|bounds| bounds.join(" ")).unwrap_or_default();
+        traits.insert(("metric", name.to_owned()), format!("{kind} {} {bounds}", labels.join(",")));
     }
 }
 
