@@ -124,7 +124,7 @@ impl<T: Tables> Iptables<T> {
             Readback::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
         let has_old = found.has_old;
         let (holdings, mut script) = turn::everything(found, &scene, self.tables.chains_at_once());
-        self.commit(family, &mut script, applied)?;
+        self.commit(family, &mut script, applied).map_err(unchanged)?;
         if has_old {
             // Ours serve already, so that nothing is missed.
             self.remove(family, &is_old).map_err(|failure| Error::tool("remove old chains from", failure))?;
@@ -143,14 +143,13 @@ impl<T: Tables> Iptables<T> {
         outcome
     }
 
-    fn commit(&mut self, family: Family, script: &mut Script, applied: &mut Applied) -> Result<(), Error> {
+    fn commit(&mut self, family: Family, script: &mut Script, applied: &mut Applied) -> Result<(), Failure> {
         if script.is_empty() {
             return Ok(());
         }
         self.audit.forget(family, script.changed());
-        let outcome = self.tables.restore(family, &script.input());
         // A wait in vain is told with the next one that was not.
-        outcome.map_err(|failure| Error::tool("change", failure))?;
+        self.tables.restore(family, &script.input())?;
         applied.lock_wait += self.tables.take_waited();
         applied.batches += 1;
         applied.added += script.added;
@@ -158,6 +157,10 @@ impl<T: Tables> Iptables<T> {
         applied.chains += script.chains;
         Ok(())
     }
+}
+
+fn unchanged(failure: Failure) -> Error {
+    Error::tool("change", failure)
 }
 
 impl<T: Tables> Dataplane for Iptables<T> {
@@ -185,9 +188,12 @@ impl<T: Tables> Dataplane for Iptables<T> {
                     let mut script = turn::change(&mut holdings, &scene, changes);
                     match self.commit(family, &mut script, &mut applied) {
                         Ok(()) => holdings,
+                        // The whole would wait for the lock as well: better to say now who holds it.
+                        Err(failure @ Failure::Locked { .. }) => return Err(unchanged(failure)),
                         // Somebody may have changed what we thought to know.
-                        Err(error) => {
+                        Err(failure) => {
                             applied.fallbacks.push(family);
+                            let error = unchanged(failure);
                             applied.warnings.push(format!("{error}; the whole table is compared instead"));
                             self.everything(plan, family, &mut applied)?
                         }

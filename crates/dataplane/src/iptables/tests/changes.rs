@@ -47,7 +47,14 @@ fn assert_holds(memory: &Memory, plan: &Plan) {
 }
 
 fn mishaps() -> impl Strategy<Value = Vec<Mishap>> {
-    let mishap = select(vec![Mishap::None, Mishap::None, Mishap::Refused, Mishap::Halfway, Mishap::Silent]);
+    let mishap = select(vec![
+        Mishap::None,
+        Mishap::None,
+        Mishap::Refused,
+        Mishap::Locked,
+        Mishap::Halfway,
+        Mishap::Silent,
+    ]);
     prop::collection::vec(mishap, 0..24)
 }
 
@@ -120,6 +127,21 @@ fn a_failed_change_is_followed_by_a_full_one_at_once() {
     let applied = iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
     assert_eq!(applied.fallbacks, [Family::V4]);
     assert_eq!(applied.warnings.len(), 1);
+    assert_holds(&iptables.tables, &cluster.plan);
+}
+
+#[test]
+fn a_lock_is_not_waited_for_twice_in_one_turn() {
+    let mut cluster = sampler();
+    let mut iptables = iptables(Memory::default());
+    iptables.apply(&cluster.plan, Scope::All).unwrap();
+    let changes = cluster.update(sketch(1).slices(&ready(&[1, 103])));
+    let before = iptables.tables.restores;
+    iptables.tables.schedule = [Mishap::Locked].into();
+    let error = iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap_err();
+    assert!(error.to_string().contains("was not free for 5"), "{error}");
+    assert_eq!(iptables.tables.restores, before + 1);
+    iptables.apply(&cluster.plan, Scope::All).unwrap();
     assert_holds(&iptables.tables, &cluster.plan);
 }
 

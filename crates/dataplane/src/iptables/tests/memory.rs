@@ -3,7 +3,10 @@
 //! Tables without a kernel. They do what `iptables-restore --noflush` does, are as strict as it is, and fail on
 //! schedule.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use model::{Family, PerFamily};
 
@@ -34,6 +37,8 @@ pub(crate) enum Mishap {
     None,
     /// Nothing is changed.
     Refused,
+    /// Nothing is changed, as somebody else has the lock.
+    Locked,
     /// The first table is changed.
     Halfway,
     /// All is changed, and nobody says so.
@@ -144,6 +149,9 @@ impl Tables for Memory {
         let mishap = self.schedule.pop_front().unwrap_or(Mishap::None);
         let refused =
             |reason: String| Failure::Refused { tool: "memory".to_owned(), reason, line: None, advice: None };
+        if mishap == Mishap::Locked {
+            return Err(Failure::Locked { waited: Duration::from_secs(5), holder: None });
+        }
         if mishap == Mishap::Refused {
             return Err(refused("as asked".to_owned()));
         }
