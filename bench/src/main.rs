@@ -34,6 +34,9 @@ enum What {
     /// Be the relay that is measured
     #[command(hide = true)]
     RelayServe {
+        /// Connections at once
+        #[arg(long, default_value_t = 10_000)]
+        connections: u32,
         /// Each is LISTEN=ENDPOINT
         pairs: Vec<String>,
     },
@@ -65,7 +68,7 @@ fn perform(what: What) -> Result<()> {
             Ok(())
         }
         What::Relay(options) => bench::relay::run(&options),
-        What::RelayServe { pairs } => bench::relay::serve(&pairs),
+        What::RelayServe { connections, pairs } => bench::relay::serve(&pairs, connections),
         What::Objects { size, folder } => Files::new(&folder)?.fill(&Objects::new(size)),
     }
 }

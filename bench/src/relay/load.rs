@@ -46,7 +46,7 @@ impl Endpoint {
 fn answer(listener: &TcpListener) {
     let mut silent = Vec::new();
     for mut stream in listener.incoming().flatten() {
-        let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
         let mut byte = [0];
         match stream.read(&mut byte) {
             Ok(1) if byte == *b"i" => {

@@ -51,9 +51,9 @@ struct Figures {
 
 /// Measures, and prints a table.
 pub fn run(options: &Options) -> Result<()> {
-    ::relay::relay::descriptors(1 << 20);
+    let descriptors = ::relay::relay::descriptors(1 << 20);
     let namespace = Namespace::new()?;
-    let text = namespace.run(|| measure(options))??;
+    let text = namespace.run(|| measure(options, descriptors))??;
     print!("{text}");
     match &options.keep {
         Some(path) => fs::write(path, text).with_context(|| format!("writing {}", path.display())),
@@ -61,12 +61,18 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-fn measure(options: &Options) -> Result<String> {
+/// So many connections at most that client and endpoint, which are one process, have descriptors for both ends.
+fn possible(idle: usize, descriptors: usize) -> usize {
+    idle.min(descriptors.saturating_sub(subjects::SPARE) / 2)
+}
+
+fn measure(options: &Options, descriptors: usize) -> Result<String> {
+    let options = &Options { idle: possible(options.idle, descriptors), ..options.clone() };
     // Short connections use up the ports of one address quickly.
     fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
     fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")?;
     let endpoint = Endpoint::start()?;
-    let subjects = start_all(&endpoint)?;
+    let subjects = start_all(&endpoint, options.idle)?;
     let mut figures: Vec<Figures> = subjects.iter().map(|_| Figures::default()).collect();
     let time = Duration::from_secs(options.seconds);
     for round in 1..=options.rounds {
@@ -136,6 +142,6 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// What `portolan-bench relay-serve` does: carries connections from two addresses to two, until it is ended.
-pub fn serve(pairs: &[String]) -> Result<()> {
-    subjects::serve(pairs)
+pub fn serve(pairs: &[String], connections: u32) -> Result<()> {
+    subjects::serve(pairs, connections)
 }

@@ -13,11 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::relay::{Arrival, Directory, Listen, Relay, Service, ServiceSettings, Settings, Transport};
+use ::relay::{Arrival, Directory, Listen, Refusal, Relay, Service, ServiceSettings, Settings, Transport};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::load::Endpoint;
+
+/// Connections beyond the idle ones that a proxy may have.
+const SLACK: usize = 32;
+/// Descriptors that connections leave free.
+pub(super) const SPARE: usize = 300;
 
 /// One of those that are compared.
 pub(super) struct Subject {
@@ -79,7 +84,7 @@ fn family(parent: u32) -> Vec<u32> {
 }
 
 /// All that are here; for one that is not, a line says so.
-pub(super) fn start_all(endpoint: &Endpoint) -> Result<Vec<Subject>> {
+pub(super) fn start_all(endpoint: &Endpoint, connections: usize) -> Result<Vec<Subject>> {
     let direct = Subject {
         name: "direct".to_owned(),
         bulk: endpoint.bulk,
@@ -87,9 +92,9 @@ pub(super) fn start_all(endpoint: &Endpoint) -> Result<Vec<Subject>> {
         child: None,
         _files: None,
     };
-    let mut subjects = vec![direct, portolan(endpoint)?];
+    let mut subjects = vec![direct, portolan(endpoint, connections)?];
     for start in [haproxy, nginx] {
-        match start(endpoint) {
+        match start(endpoint, connections) {
             Ok(subject) => subjects.push(subject),
             Err(error) => eprintln!("skipped: {error:#}"),
         }
@@ -97,20 +102,21 @@ pub(super) fn start_all(endpoint: &Endpoint) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-fn portolan(endpoint: &Endpoint) -> Result<Subject> {
+fn portolan(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
     let ports = free_ports()?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("relay-serve");
+    command.arg("relay-serve").arg(format!("--connections={}", connections + SLACK));
     command.arg(format!("{}={}", ports[0], endpoint.bulk)).arg(format!("{}={}", ports[1], endpoint.short));
     launch("portolan", command, ports, None)
 }
 
-fn haproxy(endpoint: &Endpoint) -> Result<Subject> {
+fn haproxy(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
     let ports = free_ports()?;
     let files = TempDir::new()?;
-    let mut text = String::from(
-        "global\n  nbthread 2\n  maxconn 40000\n  tune.pipesize 262144\n\
-         defaults\n  mode tcp\n  maxconn 40000\n  option splice-auto\n  option tcp-smart-accept\n  timeout connect 5s\n  \
+    let most = connections + SLACK;
+    let mut text = format!(
+        "global\n  nbthread 2\n  maxconn {most}\n  maxpipes 32\n  tune.pipesize 262144\n\
+         defaults\n  mode tcp\n  maxconn {most}\n  option splice-auto\n  option tcp-smart-accept\n  timeout connect 5s\n  \
          timeout client 1h\n  timeout server 1h\n",
     );
     for (name, port, to) in [("bulk", ports[0], endpoint.bulk), ("short", ports[1], endpoint.short)] {
@@ -124,7 +130,7 @@ fn haproxy(endpoint: &Endpoint) -> Result<Subject> {
     launch(&format!("HAProxy {version}"), command, ports, Some(files))
 }
 
-fn nginx(endpoint: &Endpoint) -> Result<Subject> {
+fn nginx(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
     let ports = free_ports()?;
     let files = TempDir::new()?;
     let module =
@@ -133,9 +139,10 @@ fn nginx(endpoint: &Endpoint) -> Result<Subject> {
             .find(|path| fs::metadata(path).is_ok());
     let load = module.map(|path| format!("load_module {path};\n")).unwrap_or_default();
     let mut text = format!(
-        "{load}daemon off;\nworker_processes 2;\nworker_rlimit_nofile 65536;\nerror_log /dev/null;\npid {0}/pid;\n\
-         events {{ worker_connections 32768; }}\nstream {{\n  proxy_timeout 1h;\n  access_log off;\n  tcp_nodelay on;\n",
-        files.path().display()
+        "{load}daemon off;\nworker_processes 2;\nerror_log /dev/null;\npid {0}/pid;\n\
+         events {{ worker_connections {1}; }}\nstream {{\n  proxy_timeout 1h;\n  access_log off;\n  tcp_nodelay on;\n",
+        files.path().display(),
+        2 * (connections + SLACK)
     );
     for (port, to) in [(ports[0], endpoint.bulk), (ports[1], endpoint.short)] {
         text.push_str(&format!("  server {{ listen {port} reuseport backlog=65535; proxy_pass {to}; }}\n"));
@@ -185,23 +192,25 @@ fn free_ports() -> Result<[SocketAddr; 2]> {
 struct Table(HashMap<SocketAddr, Arc<Service>>);
 
 impl Directory for Table {
-    fn find(&self, arrival: &Arrival) -> Option<Arc<Service>> {
-        self.0.get(&arrival.destination).cloned()
+    fn find(&self, arrival: &Arrival) -> Result<Arc<Service>, Refusal> {
+        self.0.get(&arrival.destination).cloned().ok_or(Refusal::Unknown)
     }
 }
 
 /// Each pair is `LISTEN=ENDPOINT`.
-pub(super) fn serve(pairs: &[String]) -> Result<()> {
+pub(super) fn serve(pairs: &[String], connections: u32) -> Result<()> {
     let mut table = HashMap::new();
     for pair in pairs {
         let (listen, endpoint) = pair.split_once('=').context("a pair is LISTEN=ENDPOINT")?;
         let service = Arc::new(Service::new(pair.as_str()));
-        service.update(ServiceSettings::default(), &[(endpoint.parse()?, 1)]);
+        let settings = ServiceSettings { connections: Some(connections), ..ServiceSettings::default() };
+        service.update(settings, &[(endpoint.parse()?, 1)]);
         table.insert(listen.parse::<SocketAddr>()?, service);
     }
     let addresses: Vec<SocketAddr> = table.keys().copied().collect();
-    let settings =
-        Settings { workers: 2, ..Settings::default() }.within(::relay::relay::descriptors(1 << 17));
+    let all = connections as usize;
+    let settings = Settings { workers: 2, connections: all, pipes: 32, ..Settings::default() };
+    ::relay::relay::descriptors(1 << 17);
     let relay = Relay::start(settings, Arc::new(Table(table)))?;
     for address in addresses {
         relay.listen(Listen::at(Transport::Tcp, address))?;

@@ -57,11 +57,13 @@ pub enum Refusal {
     Unreachable,
     /// Another process has bound the address that we would answer as (UDP).
     Taken,
+    /// The client is not one of those who may connect.
+    Forbidden,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 7] = [
+    pub const ALL: [Refusal; 8] = [
         Refusal::Descriptors,
         Refusal::Connections,
         Refusal::Service,
@@ -69,6 +71,7 @@ impl Refusal {
         Refusal::Endpoints,
         Refusal::Unreachable,
         Refusal::Taken,
+        Refusal::Forbidden,
     ];
 
     /// One word.
@@ -81,6 +84,7 @@ impl Refusal {
             Refusal::Endpoints => "no_endpoints",
             Refusal::Unreachable => "unreachable",
             Refusal::Taken => "address_in_use",
+            Refusal::Forbidden => "source_ranges",
         }
     }
 }
@@ -116,7 +120,7 @@ pub struct Counters {
     pub received_bytes: Counter,
     /// Bytes that went through this process because no pipe was left; part of the two above.
     pub copied_bytes: Counter,
-    refused: [Counter; 7],
+    refused: [Counter; Refusal::ALL.len()],
 }
 
 impl Counters {

@@ -110,3 +110,25 @@ impl Endpoint {
         self.ejected_until.swap(now + millis(time), Ordering::Relaxed) <= now
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_fails_again_is_set_aside_for_longer_up_to_a_bound() {
+        let settings = Settings {
+            ejection: Duration::from_secs(1),
+            longest_ejection: Duration::from_secs(5),
+            ..Settings::default()
+        };
+        let endpoint = Endpoint::new("192.0.2.1:80".parse().expect("an address"));
+        let times: Vec<u64> = (0..5).map(|_| endpoint.failed(&settings).as_secs()).collect();
+        assert_eq!(times, [1, 2, 4, 5, 5]);
+        assert!(endpoint.eject(100, Duration::from_millis(50)));
+        assert!(!endpoint.is_usable(149) && endpoint.is_usable(150));
+        endpoint.succeeded();
+        assert!(endpoint.is_usable(120), "who answers is back at once");
+        assert_eq!(endpoint.failed(&settings).as_secs(), 1, "and begins anew");
+    }
+}

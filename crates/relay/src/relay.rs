@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::{
     balance,
     check::Checker,
-    counters::Counters,
+    counters::{Counters, Refusal},
     service::Service,
     settings::Settings,
     socket,
@@ -29,8 +29,8 @@ use crate::{
 
 /// Knows which service an arrival is for. Asked by every worker, for each new connection and flow.
 pub trait Directory: Send + Sync {
-    /// `None`: nobody; the client is refused.
-    fn find(&self, arrival: &Arrival) -> Option<Arc<Service>>;
+    /// Or why the client is refused.
+    fn find(&self, arrival: &Arrival) -> Result<Arc<Service>, Refusal>;
 }
 
 /// A client that has come.
@@ -66,8 +66,8 @@ pub struct Listen {
     pub transparent: bool,
     /// Bind to an address that is not there yet.
     pub freebind: bool,
-    /// Only what arrives by this device.
-    pub device: Option<String>,
+    /// One socket for all workers, where there are thousands of listeners; else each has its own, and they do not meet.
+    pub shared: bool,
     /// Told to the [`Directory`] with each arrival.
     pub tag: u32,
 }
@@ -75,7 +75,12 @@ pub struct Listen {
 impl Listen {
     /// A plain listener.
     pub fn at(transport: Transport, address: SocketAddr) -> Listen {
-        Listen { transport, address, ports: None, transparent: false, freebind: false, device: None, tag: 0 }
+        Listen { transport, address, ports: None, transparent: false, freebind: false, shared: false, tag: 0 }
+    }
+
+    /// Clients have sent to many addresses: each flow needs to know to which, and answers as that one.
+    pub(crate) fn is_for_many(&self) -> bool {
+        self.transparent || self.address.ip().is_unspecified()
     }
 }
 
@@ -122,11 +127,14 @@ impl Relay {
         let wanted = port(&listen)?;
         let first = socket::listener(&listen, wanted)?;
         let address = socket::local_address(&first).unwrap_or(wanted);
-        let shares = listen.transport == Transport::Tcp || listen.transparent;
-        let count = if shares { self.workers.len() } else { 1 };
-        let mut sockets = vec![first];
-        for _ in 1..count {
-            sockets.push(socket::listener(&listen, address)?);
+        let mut sockets = vec![Arc::new(first)];
+        if listen.transport == Transport::Tcp || listen.transparent {
+            for _ in 1..self.workers.len() {
+                sockets.push(match listen.shared {
+                    true => Arc::clone(&sockets[0]),
+                    false => Arc::new(socket::listener(&listen, address)?),
+                });
+            }
         }
         let listen = Arc::new(listen);
         for (place, socket) in sockets.into_iter().enumerate() {
@@ -136,7 +144,7 @@ impl Relay {
         Ok(Bound { id, address })
     }
 
-    /// Stops listening. Connections go on; flows of a listener that was not transparent end.
+    /// Stops listening. Connections go on, also those that wait to be accepted; UDP flows of this listener end.
     pub fn unlisten(&self, id: u64) {
         self.workers.iter().for_each(|(inbox, _)| inbox.send(Command::Unlisten(id)));
     }

@@ -37,9 +37,6 @@ pub(crate) fn listener(listen: &Listen, address: SocketAddr) -> io::Result<Owned
     if listen.transparent {
         transparent(&socket, address)?;
     }
-    if let Some(device) = &listen.device {
-        socket.bind_device(Some(device.as_bytes()))?;
-    }
     if listen.freebind {
         match address {
             SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
@@ -57,7 +54,7 @@ pub(crate) fn listener(listen: &Listen, address: SocketAddr) -> io::Result<Owned
         Transport::Udp => {
             // More than the limit needs a privilege; what can be had is enough.
             let _ = socket.set_recv_buffer_size(LISTENER_BUFFER);
-            if listen.transparent {
+            if listen.is_for_many() {
                 destinations(&socket, address)?;
             }
             socket.bind(&SockAddr::from(address))?;
@@ -112,11 +109,18 @@ pub(crate) fn toward(endpoint: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A UDP socket that speaks to a client as the address the client has sent to.
-pub(crate) fn in_the_name_of(destination: SocketAddr, client: SocketAddr) -> io::Result<OwnedFd> {
+/// A UDP socket that speaks to a client as the address the client has sent to. `is_foreign`: it may be no address of
+/// this node.
+pub(crate) fn in_the_name_of(
+    destination: SocketAddr,
+    client: SocketAddr,
+    is_foreign: bool,
+) -> io::Result<OwnedFd> {
     let socket = open(destination, Transport::Udp)?;
     socket.set_reuse_address(true)?;
-    transparent(&socket, destination)?;
+    if is_foreign {
+        transparent(&socket, destination)?;
+    }
     socket.bind(&SockAddr::from(destination))?;
     socket.connect(&SockAddr::from(client))?;
     Ok(socket.into())

@@ -83,10 +83,10 @@ impl Stream {
     ) -> Result<(), Broken> {
         for _ in 0..TURN {
             if self.waiting > 0 {
-                match self.write(sink)? {
-                    0 => return Ok(()),
-                    bytes => moved.bytes += bytes as u64,
+                if !*sink.ready {
+                    return Ok(());
                 }
+                moved.bytes += self.write(sink)? as u64;
             } else if self.ended {
                 self.tell(sink);
                 return Ok(());
@@ -121,9 +121,6 @@ impl Stream {
 
     fn write(&mut self, sink: &mut Side<'_>) -> Result<usize, Broken> {
         let Some(pipe) = &self.pipe else { return Ok(0) };
-        if !*sink.ready {
-            return Ok(0);
-        }
         match splice(&pipe.read, None, sink.socket, None, self.waiting, FLAGS) {
             Ok(bytes) => {
                 self.waiting -= bytes.min(self.waiting);

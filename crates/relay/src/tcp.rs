@@ -14,6 +14,8 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -38,6 +40,8 @@ use crate::{
 
 /// So many clients are let in before others have their turn.
 const ACCEPTS: usize = 64;
+/// How long is waited when not even one client can be turned away.
+const BREATH: Duration = Duration::from_millis(2);
 /// A connection so old is worth keep-alive probes.
 const LONG_LIVED: Millis = 5_000;
 
@@ -140,8 +144,10 @@ impl Tcp {
         context.shared.counters.refuse(Refusal::Descriptors);
         self.pool.shrink();
         drop(self.reserve.take());
-        if let Ok((client, _)) = acceptfrom_with(&listener.socket, SocketFlags::CLOEXEC) {
-            socket::reset(client);
+        match acceptfrom_with(&listener.socket, SocketFlags::CLOEXEC) {
+            Ok((client, _)) => socket::reset(client),
+            // Somebody else was faster. The client still waits, and asking at once again would only burn time.
+            Err(_) => thread::sleep(BREATH),
         }
         self.reserve = spare_descriptor().ok();
     }
@@ -156,9 +162,12 @@ impl Tcp {
         let Shared { settings, counters, directory } = &*context.shared;
         let tag = listener.listen.tag;
         let arrival = Arrival { tag, transport: Transport::Tcp, client: from, destination: to };
-        let Some(service) = directory.find(&arrival) else {
-            counters.refuse(Refusal::Unknown);
-            return socket::reset(client);
+        let service = match directory.find(&arrival) {
+            Ok(service) => service,
+            Err(why) => {
+                counters.refuse(why);
+                return socket::reset(client);
+            }
         };
         let refusal = if !counters.open_connections.enter(settings.connections) {
             Some(Refusal::Connections)

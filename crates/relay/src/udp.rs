@@ -2,9 +2,9 @@
 
 //! The UDP flows of a worker: who a client is, which endpoint it got, and one socket towards each.
 //!
-//! Where traffic is brought to us transparently, a flow has a socket that speaks in the name of the address the client
-//! has sent to; the kernel gives it the client's later datagrams. Where a listener is bound to the address itself, it
-//! speaks and hears for all of its flows.
+//! Where clients of one listener have sent to many addresses, a flow has a socket that speaks in the name of the one its
+//! client has sent to; the kernel gives it the client's later datagrams. Where a listener is bound to the address itself,
+//! it speaks and hears for all of its flows.
 
 use std::{
     io::IoSliceMut,
@@ -27,7 +27,7 @@ use crate::{
     dial::is_ours,
     endpoint::Endpoint,
     lru::Lru,
-    relay::{Arrival, Transport},
+    relay::{Arrival, Listen, Transport},
     service::{Asking, Service},
     socket,
     worker::{Context, Listener, Peer, Shared, Token},
@@ -84,8 +84,8 @@ impl Udp {
         let Some(listener) = listeners.get(index) else { return };
         for _ in 0..TURN {
             let mut buffer = std::mem::take(&mut self.buffer);
-            let datagram = if listener.listen.transparent {
-                transparent_datagram(&listener.socket, &mut buffer)
+            let datagram = if listener.listen.is_for_many() {
+                datagram_and_destination(&listener.socket, &mut buffer)
             } else {
                 plain_datagram(&listener.socket, &mut buffer)
                     .map(|(len, client)| (len, client, listener.address))
@@ -141,10 +141,7 @@ impl Udp {
         let Key { client, destination, .. } = key;
         let tag = listener.listen.tag;
         let arrival = Arrival { tag, transport: Transport::Udp, client, destination };
-        let Some(service) = directory.find(&arrival) else {
-            counters.refuse(Refusal::Unknown);
-            return None;
-        };
+        let service = directory.find(&arrival).map_err(|why| counters.refuse(why)).ok()?;
         let refuse = |why| {
             counters.refuse(why);
             service.refused.add(1);
@@ -202,8 +199,10 @@ impl Udp {
                 Err(_) => return Err(Refusal::Unreachable),
             }
         };
-        let front = match listener.listen.transparent {
-            true => Some(socket::in_the_name_of(key.destination, key.client).map_err(|error| why(&error))?),
+        let Listen { transparent, .. } = *listener.listen;
+        let speak = || socket::in_the_name_of(key.destination, key.client, transparent);
+        let front = match listener.listen.is_for_many() {
+            true => Some(speak().map_err(|error| why(&error))?),
             false => None,
         };
         let entry = self.flows.vacant_entry();
@@ -348,7 +347,7 @@ fn plain_datagram(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(usize, SocketA
 }
 
 /// A datagram that was sent to another address, which the kernel tells.
-fn transparent_datagram(
+fn datagram_and_destination(
     socket: &OwnedFd,
     buffer: &mut [u8],
 ) -> Result<(usize, SocketAddr, SocketAddr), Errno> {

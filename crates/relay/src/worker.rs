@@ -65,7 +65,7 @@ pub(crate) struct Listener {
     pub(crate) id: u64,
     pub(crate) listen: Arc<Listen>,
     pub(crate) address: SocketAddr,
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: Arc<OwnedFd>,
 }
 
 impl Inbox {
@@ -231,13 +231,28 @@ impl Worker {
                 Command::Listen(listener) => {
                     let entry = self.listeners.vacant_entry();
                     let token = Token::Listener(entry.key());
+                    let mut flags = epoll::EventFlags::IN;
+                    // Of those who share a socket, one is woken for a client.
+                    flags.set(epoll::EventFlags::EXCLUSIVE, listener.listen.shared);
                     // Out of memory at worst: then this worker serves no new clients here, but others do.
-                    let _ = self.context.follow(&listener.socket, token, epoll::EventFlags::IN);
+                    let _ = self.context.follow(&listener.socket, token, flags);
                     entry.insert(listener);
                 }
                 Command::Unlisten(id) => {
+                    let of_it = self.listeners.iter().find(|(_, listener)| listener.id == id);
+                    if let Some(index) = of_it.map(|(index, _)| index) {
+                        // Whoever waits at the door would be reset with it.
+                        self.arrivals(index);
+                    }
                     self.udp.forget_listener(&self.context, id);
-                    self.listeners.retain(|_, listener| listener.id != id);
+                    let Context { epoll, .. } = &self.context;
+                    self.listeners.retain(|_, listener| {
+                        if listener.id == id {
+                            // Another worker may hold it for a moment longer.
+                            let _ = epoll::delete(epoll, &listener.socket);
+                        }
+                        listener.id != id
+                    });
                 }
                 Command::Prune { all, done } => {
                     if all {

@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct One(Arc<Service>);
 
 impl Directory for One {
-    fn find(&self, _: &Arrival) -> Option<Arc<Service>> {
-        Some(Arc::clone(&self.0))
+    fn find(&self, _: &Arrival) -> Result<Arc<Service>, Refusal> {
+        Ok(Arc::clone(&self.0))
     }
 }
 

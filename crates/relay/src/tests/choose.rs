@@ -112,7 +112,7 @@ fn who_refuses_is_followed_by_the_next_and_set_aside() {
     let counters = bench.relay.counters();
     assert_eq!(echo.met(), 10);
     let refused = Refusal::ALL.map(|why| counters.refused(why));
-    assert_eq!(refused, [0; 7]);
+    assert_eq!(refused, [0; Refusal::ALL.len()]);
     assert!(counters.failed_attempts.value() <= 2, "it is asked only once in a while");
     assert_eq!(counters.retries.value(), counters.failed_attempts.value());
     let roster = service.roster();
@@ -134,7 +134,7 @@ fn the_last_ones_are_never_set_aside() {
 }
 
 /// Listens, but takes nobody in: connections to it hang.
-fn silent() -> (Socket, Vec<TcpStream>, SocketAddr) {
+pub(super) fn silent() -> (Socket, Vec<TcpStream>, SocketAddr) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().expect("an address").into()).expect("bound");
     socket.listen(0).expect("listening");
@@ -212,5 +212,35 @@ fn checks_find_out_who_lives() {
         // Without checks nobody is suspected.
         give(&service, ServiceSettings::default(), &[bad, good]);
         assert_eq!(healthy(), [true, true]);
+    }
+}
+
+/// The better of two draws: nobody gets more than his share by much, and who is busy gets less.
+#[test]
+fn of_two_at_random_the_less_busy_is_taken() {
+    let bench = Bench::new(Settings::default());
+    let echoes = [Echo::start(), Echo::start(), Echo::start()];
+    let endpoints = [0, 1, 2].map(|at: usize| echoes[at].address);
+    let (service, address) = bench.serve(Transport::Tcp, with(Algorithm::RandomOfTwo), &endpoints);
+    let kept: Vec<TcpStream> = (0..90).map(|_| ask(address).expect("an answer")).collect();
+    let met = [0, 1, 2].map(|at: usize| echoes[at].met());
+    assert!(met.iter().all(|count| (20..=40).contains(count)), "{met:?}");
+    drop(kept);
+    until("all are gone", || service.open.value() == 0);
+}
+
+/// Twice as much for twice the weight, and nothing for none.
+#[test]
+fn weights_count_for_chance_and_for_who_is_least_busy() {
+    for algorithm in [Algorithm::Random, Algorithm::LeastConnections, Algorithm::RandomOfTwo] {
+        let bench = Bench::new(Settings::default());
+        let echoes = [Echo::start(), Echo::start(), Echo::start()];
+        let endpoints: Vec<(SocketAddr, u32)> =
+            echoes.iter().map(|echo| echo.address).zip([1, 3, 0]).collect();
+        let (service, address) = bench.serve(Transport::Tcp, with(algorithm), &[]);
+        service.update(with(algorithm), &endpoints);
+        let _kept: Vec<TcpStream> = (0..80).map(|_| ask(address).expect("an answer")).collect();
+        let met = [0, 1, 2].map(|at: usize| echoes[at].met());
+        assert!(met[2] == 0 && met[0] * 3 / 2 < met[1], "{algorithm:?}: {met:?}");
     }
 }

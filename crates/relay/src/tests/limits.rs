@@ -82,3 +82,21 @@ fn descriptors_are_divided() {
         assert!(used <= descriptors && used >= descriptors / 3, "{used} of {descriptors}");
     }
 }
+
+/// Thousands of listeners cost one descriptor each, whatever the number of workers; and whoever waits at the door when one
+/// is closed is still served.
+#[test]
+fn a_listener_can_be_shared_by_all_workers() {
+    let bench = Bench::new(Settings { workers: 4, ..Settings::default() });
+    let echo = Echo::start();
+    let listen =
+        Listen { shared: true, ..Listen::at(Transport::Tcp, "127.0.0.1:0".parse().expect("an address")) };
+    let bound = bench.relay.listen(listen).expect("a listener");
+    let service = bench.place(bound.address, &[echo.address]);
+    let kept: Vec<TcpStream> = (0..200).map(|_| ask(bound.address).expect("an answer")).collect();
+    assert_eq!(service.open.value(), 200);
+    bench.relay.unlisten(bound.id);
+    until("the listener is gone", || TcpStream::connect(bound.address).is_err());
+    drop(kept);
+    until("all are gone", || service.open.value() == 0);
+}

@@ -4,6 +4,7 @@
 
 mod carry;
 mod choose;
+mod flood;
 mod limits;
 mod udp;
 
@@ -19,6 +20,7 @@ use std::{
 };
 
 use crate::{
+    counters::Refusal,
     relay::{Arrival, Directory, Listen, Relay, Transport},
     service::Service,
     settings::{ServiceSettings, Settings},
@@ -31,9 +33,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) struct Places(Mutex<Vec<(SocketAddr, Arc<Service>)>>);
 
 impl Directory for Places {
-    fn find(&self, arrival: &Arrival) -> Option<Arc<Service>> {
+    fn find(&self, arrival: &Arrival) -> Result<Arc<Service>, Refusal> {
         let places = self.0.lock().expect("nobody panics in here");
-        places.iter().find(|(at, _)| *at == arrival.destination).map(|(_, service)| Arc::clone(service))
+        let place = places.iter().find(|(at, _)| *at == arrival.destination);
+        place.map(|(_, service)| Arc::clone(service)).ok_or(Refusal::Unknown)
     }
 }
 
@@ -63,6 +66,14 @@ impl Bench {
         let bound = self.relay.listen(listen).expect("a listener");
         self.places.0.lock().expect("not poisoned").push((bound.address, Arc::clone(&service)));
         (service, bound.address)
+    }
+
+    /// A service at an address where somebody listens already.
+    pub(super) fn place(&self, at: SocketAddr, endpoints: &[SocketAddr]) -> Arc<Service> {
+        let service = Arc::new(Service::new("placed"));
+        give(&service, ServiceSettings::default(), endpoints);
+        self.places.0.lock().expect("not poisoned").push((at, Arc::clone(&service)));
+        service
     }
 
     pub(super) fn tcp(&self, endpoints: &[SocketAddr]) -> (Arc<Service>, SocketAddr) {

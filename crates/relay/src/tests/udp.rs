@@ -11,7 +11,7 @@ use std::{
 use super::{Bench, PATIENCE, give, until};
 use crate::{
     counters::Refusal,
-    relay::Transport,
+    relay::{Listen, Transport},
     settings::{ServiceSettings, Settings},
 };
 
@@ -115,4 +115,32 @@ fn the_oldest_flow_makes_room() {
     let counters = bench.relay.counters();
     assert_eq!((counters.open_flows.value(), counters.evicted_flows.value()), (8, 2));
     assert_eq!(counters.refused(Refusal::Service), 1);
+}
+
+/// A listener for all addresses of the node answers each client as the address it has sent to.
+#[test]
+fn a_listener_on_all_addresses_answers_as_the_right_one() {
+    let bench = Bench::new(Settings::default());
+    let server = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let endpoint = server.local_addr().expect("an address");
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((len, from)) = server.recv_from(&mut buffer) {
+            let _ = server.send_to(&buffer[..len], from);
+        }
+    });
+    let any = Listen::at(Transport::Udp, "0.0.0.0:0".parse().expect("an address"));
+    let port = bench.relay.listen(any).expect("a listener").address.port();
+    for address in ["127.0.0.1", "127.0.0.7"] {
+        let at = SocketAddr::new(address.parse().expect("an address"), port);
+        bench.place(at, &[endpoint]);
+        let client = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        client.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
+        for _ in 0..2 {
+            client.send_to(b"hello", at).expect("sent");
+            let (_, from) = client.recv_from(&mut [0; 64]).expect("an answer");
+            assert_eq!(from, at);
+        }
+    }
+    assert_eq!(bench.relay.counters().flows.value(), 2);
 }
