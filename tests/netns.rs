@@ -20,19 +20,20 @@ use std::{
 use dataplane::{Mode, xtables};
 use portolan_tests::{LIES, is_asked_for, lies, lies_about_sources, scenarios};
 use testkit::{
-    judge::{Judge, Kernel},
+    judge::{Flavour, Judge, Kernel},
     run::{Goldens, run},
     scenario::{Complaint, Scenario, Variant},
 };
 
 /// Every dataplane goes through every scenario, with each variant of its tools.
-const MODES: [Dataplane; 6] = [
-    (Mode::Nftables, None),
-    (Mode::Iptables, Some(xtables::Variant::Nft)),
-    (Mode::Iptables, Some(xtables::Variant::Legacy)),
-    (Mode::Ipvs, Some(xtables::Variant::Nft)),
-    (Mode::Ipvs, Some(xtables::Variant::Legacy)),
-    (Mode::Userspace, None),
+const MODES: [Dataplane; 7] = [
+    (Mode::Nftables, Flavour::Plain),
+    (Mode::Iptables, Flavour::Tools(xtables::Variant::Nft)),
+    (Mode::Iptables, Flavour::Tools(xtables::Variant::Legacy)),
+    (Mode::Ipvs, Flavour::Tools(xtables::Variant::Nft)),
+    (Mode::Ipvs, Flavour::Tools(xtables::Variant::Legacy)),
+    (Mode::Userspace, Flavour::Plain),
+    (Mode::Userspace, Flavour::Bind),
 ];
 
 /// Those that are asked for (`MODE` is the beginning of a name, or several with commas between), and that this kernel
@@ -44,14 +45,13 @@ fn modes() -> Vec<Dataplane> {
         eprintln!("skipped the ipvs mode: this kernel has no IPVS; `make test-vm` runs it on one that does");
     }
     let is_asked = |(mode, tools): &Dataplane| {
-        let tools = tools.map(|tools| format!("-{tools}")).unwrap_or_default();
         let name = format!("{mode:?}{tools}").to_lowercase();
         asked.split(',').any(|part| name.starts_with(part)) && (has_ipvs || *mode != Mode::Ipvs)
     };
     MODES.into_iter().filter(is_asked).collect()
 }
 
-type Dataplane = (Mode, Option<xtables::Variant>);
+type Dataplane = (Mode, Flavour);
 
 /// Scenarios wait more than they work, so there may be more of them than processors.
 const AT_ONCE: usize = 6;
@@ -136,7 +136,7 @@ fn the_kernel_sees_through_lies() {
 
 /// Only the lack of privileges is an excuse, and not where a CI promises them.
 fn can_build_a_lab() -> bool {
-    match Kernel::new(Mode::None, None) {
+    match Kernel::new(Mode::None, Flavour::Plain) {
         Ok(_) => true,
         Err(reason) => {
             let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);

@@ -12,9 +12,9 @@ use lab::{
     Answer, Flow, Route, Transport,
     address::{Version, address_of},
 };
-use stage::{eventually, load::Load};
+use stage::{Daemon, eventually, load::Load};
 
-use crate::bed::{Bed, cluster_ip, everywhere};
+use crate::bed::{Bed, cluster_ip, everywhere, program};
 
 const USERSPACE: [&str; 2] = ["--proxy-mode=userspace", "--userspace-drain=2s"];
 /// Connections between two events: so many that each line has some.
@@ -97,4 +97,97 @@ fn open_connections_are_drained() {
         let (answers, lasted) = asking.join().expect("it does not panic");
         assert!(answers > 20 && lasted > Duration::from_millis(1500), "{answers} answers in {lasted:?}");
     });
+}
+
+/// A crash takes the open connections with it, but who comes while nobody listens is not refused: his packet is sent again
+/// a second later, and meets the next process.
+#[test]
+fn after_a_crash_new_clients_wait_for_the_next_process() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start_with(&USERSPACE);
+    let lab = Arc::clone(&bed.lab);
+    for _ in 0..2 {
+        bed.daemon.kill();
+        thread::scope(|scope| {
+            let clients: Vec<_> = everywhere()
+                .into_iter()
+                .map(|line| {
+                    let lab = &lab;
+                    scope.spawn(move || (line, ask_once(lab, &line)))
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(300));
+            bed.start_with(&USERSPACE);
+            for client in clients {
+                let (line, answer) = client.join().expect("it does not panic");
+                assert!(matches!(answer, Answer::Answered(_)), "{line:?}: {answer:?}");
+            }
+        });
+    }
+}
+
+fn ask_once(lab: &lab::Lab, line: &stage::load::Line) -> Answer {
+    let version = if line.to.is_ipv4() { Version::V4 } else { Version::V6 };
+    let source = version.address(address_of(line.from).expect("it is in the lab"));
+    let route = Route { source, destination: line.to, transport: Transport::Tcp };
+    let patience = Duration::from_secs(20);
+    match lab.open(line.from, route, patience).expect("in the lab") {
+        Ok(mut flow) => flow.ask(patience),
+        Err(answer) => answer,
+    }
+}
+
+const BIND: [&str; 3] = ["--proxy-mode=userspace", "--userspace-bind", "--userspace-drain=5s"];
+
+/// With listeners on the service addresses themselves there is no packet filter, and a link of ours has the addresses.
+/// Somebody who takes one away is noticed, stopping removes nothing, `--cleanup` does.
+#[test]
+fn no_packet_filter_is_needed() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start_with(&BIND);
+    for line in everywhere() {
+        let answer = ask_once(&bed.lab, &line);
+        assert!(matches!(answer, Answer::Answered(_)), "{line:?}: {answer:?}");
+    }
+    assert_eq!(bed.command(&["nft", "list", "ruleset"]), "");
+    let address = cluster_ip(10).to_string();
+    let has_it = |bed: &Bed| bed.command(&["ip", "address", "show", "dev", "portolan0"]).contains(&address);
+    assert!(has_it(&bed));
+    bed.command(&["ip", "address", "del", &format!("{address}/32"), "dev", "portolan0"]);
+    eventually("the address is back", || if has_it(&bed) { Ok(()) } else { Err("it is not".to_owned()) });
+    bed.daemon.stop();
+    assert!(has_it(&bed), "stopping removes nothing");
+    let ending = bed.daemon.run_to_end(&["--cleanup".to_owned()]).expect("it ends");
+    assert!(ending.status.success(), "{}", ending.stderr);
+    let left = bed.try_command(&["ip", "link", "show", "dev", "portolan0"]).expect("it can be run");
+    assert!(!left.status.success(), "the link is still there");
+}
+
+/// As in an upgrade that starts the new before it ends the old: the old one listens until the new one does.
+#[test]
+fn listeners_are_handed_over() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start_with(&BIND);
+    let folder = bed.folder().join("second");
+    std::fs::create_dir(&folder).expect("a folder");
+    let mut second = Daemon::new(program().to_owned(), bed.node().try_clone().expect("a handle"), folder);
+    let more = ["--healthz-bind-address=127.0.0.1:11256", "--metrics-bind-address=127.0.0.1:11249"];
+    let flags = bed.flags().into_iter().chain(BIND.iter().chain(&more).map(|flag| (*flag).to_owned()));
+    let flags: Vec<String> = flags.collect();
+    let lab = Arc::clone(&bed.lab);
+    thread::scope(|scope| {
+        let load = Load::begin_new(scope, &lab, &everywhere());
+        load.go_on(ROUND);
+        second.start(&flags);
+        eventually("the second says that it waits", || match second.said() {
+            said if said.contains("another portolan keeps this node") => Ok(()),
+            said => Err(said),
+        });
+        load.go_on(ROUND);
+        bed.daemon.stop();
+        load.go_on(ROUND);
+        assert_eq!(second.get(11_256, "/healthz").expect("it answers").0, 200);
+        load.end("listeners handed over");
+    });
+    assert!(bed.daemon.said().contains("another process listens now"), "{}", bed.daemon.said());
 }

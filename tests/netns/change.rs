@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::{Config, Dataplane, Mode, Scope, leftovers};
+use dataplane::{Dataplane, Mode, Scope, leftovers};
 use lab::{Answer, Flow, Lab, Layout, Route, Transport, address::address_of};
 use testkit::{
     objects::Objects,
@@ -94,8 +94,8 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
         let at = SocketAddr::new(address_of(name).expect("a pod").into(), 8080);
         lab.respond(name, Transport::Tcp, at).expect("it answers");
     }
-    let serve = |(mode, variant): crate::Dataplane| -> Box<dyn Dataplane> {
-        let config = Config { xtables: variant, ..Config::default() };
+    let serve = |(mode, flavour): crate::Dataplane| -> Box<dyn Dataplane> {
+        let config = flavour.config();
         let node = lab.netns("node-a").expect("node-a");
         node.run(|| {
             let mut dataplane = dataplane::open(mode, &config).expect("this kernel can do it");

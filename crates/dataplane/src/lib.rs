@@ -281,6 +281,7 @@ pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupport
         Mode::Nftables => Box::new(nftables::Nftables::open(config)?),
         Mode::Iptables => Box::new(iptables::Iptables::open(config)?),
         Mode::Ipvs => Box::new(ipvs::Ipvs::open(config)?),
+        Mode::Userspace if config.userspace.bind => Box::new(userspace::Bind::open(config)?),
         Mode::Userspace => Box::new(userspace::Userspace::open(config)?),
         Mode::None => Box::new(none::None),
     };

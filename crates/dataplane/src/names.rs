@@ -39,6 +39,12 @@ pub mod userspace {
     pub const STEER_INSIDE: &str = "steer-inside";
     /// Marks what this node's own processes send.
     pub const STEER_OWN: &str = "steer-own";
+    /// The link that has the service addresses where we listen on them.
+    pub const LINK: &str = "portolan0";
+    /// A socket in the abstract namespace, held by the process that listens on them.
+    pub const LISTENS: &str = "portolan-listens";
+    /// The same, held by one that has open connections and was told to end.
+    pub const DRAINS: &str = "portolan-drains";
 }
 
 /// Lets a node route packets from and to 127.0.0.0/8, which node ports on loopback addresses need. Written only
@@ -260,3 +266,6 @@ pub mod xt {
 
 /// The link that has all service addresses in ipvs mode; kube-proxy's name.
 pub const IPVS_LINK: &str = "kube-ipvs0";
+
+/// Links whose addresses are those of services, and not the node's own.
+pub const SERVICE_LINKS: [&str; 2] = [IPVS_LINK, userspace::LINK];

@@ -5,7 +5,7 @@
 //! A mode states its [`Abilities`] once; whoever runs it compares them with each decision and tells people what is
 //! not done. A mode never ignores a wish in silence, and never refuses a service for one.
 
-use model::{Decision, Scheduler, Verdict};
+use model::{Decision, Protocol, Scheduler, Verdict};
 
 /// What a mode can do of what a [`model::Tuning`] and weights ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,9 @@ pub struct Abilities {
 impl Abilities {
     /// What is asked for a frontend and not done, in a sentence; `None` if all is.
     pub fn shortfall(&self, decision: &Decision) -> Option<String> {
+        if self.relay && decision.service.protocol == Protocol::Sctp {
+            return Some(NO_SCTP.to_owned());
+        }
         let scheduler = decision.algorithm().scheduler;
         let unknown = scheduler.filter(|scheduler| !self.schedulers.contains(scheduler));
         let asks_weights = scheduler.is_none_or(Scheduler::weighs) && is_weighted(decision);
@@ -49,6 +52,10 @@ impl Abilities {
     }
 }
 
+/// What a mode that carries connections says of SCTP.
+pub const NO_SCTP: &str = "SCTP is not served: an association has addresses of its own, which a process between the two ends cannot carry; \
+     choose another mode";
+
 const RELAY: &str = "PROXY protocol, limits of connections and checks are to be had in userspace mode only";
 
 fn is_weighted(decision: &Decision) -> bool {
@@ -62,8 +69,7 @@ mod tests {
     use std::sync::Arc;
 
     use model::{
-        Algorithm, Backend, Forward, Masquerade, Pool, Protocol, Reach, Role, ServiceKey, ServicePortName,
-        Tuning,
+        Algorithm, Backend, Forward, Masquerade, Pool, Reach, Role, ServiceKey, ServicePortName, Tuning,
     };
 
     use super::*;
@@ -97,6 +103,10 @@ mod tests {
             assert_eq!(all.shortfall(&decision(scheduler, weighted)), None);
         }
         assert_eq!(none.shortfall(&decision(None, [2, 2])), None);
+        let mut sctp = decision(None, [1, 1]);
+        sctp.service = Arc::new(ServicePortName { protocol: Protocol::Sctp, ..(*sctp.service).clone() });
+        assert_eq!(all.shortfall(&sctp).as_deref(), Some(NO_SCTP), "a process cannot carry it");
+        assert_eq!(none.shortfall(&sctp), None, "a kernel can");
         let said = |scheduler, weights| none.shortfall(&decision(scheduler, weights)).expect("something");
         assert_eq!(said(None, weighted), "the weights of its endpoints are ignored");
         let rr = "the scheduler rr is not to be had; something else is done";

@@ -44,6 +44,11 @@ impl Peer {
         }
         Ok(Peer { pid: u32::try_from(found.pid).ok().filter(|pid| *pid > 0), uid: found.uid })
     }
+
+    /// Root, or our own user: nobody else is believed when he has taken a name that anybody can take.
+    pub fn is_believed(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +61,9 @@ mod tests {
     fn we_are_our_own_peer() {
         let (here, _there) = UnixStream::pair().expect("a pair of sockets");
         let uid = rustix::process::geteuid().as_raw();
-        assert_eq!(Peer::of(&here).expect("it has a peer"), Peer { pid: Some(std::process::id()), uid });
+        let peer = Peer::of(&here).expect("it has a peer");
+        assert_eq!(peer, Peer { pid: Some(std::process::id()), uid });
+        assert!(peer.is_believed());
+        assert!(!Peer { uid: uid.wrapping_sub(2), ..peer }.is_believed());
     }
 }

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use dataplane::{Dataplane, Mode, userspace::Carrier};
+use dataplane::{Dataplane, Mode};
 use model::{Family, PerFamily, Settings, Update};
 use netlink::Netns;
 use source::Problems;
@@ -76,7 +76,7 @@ pub struct Proxy {
     pub connections: Arc<Connections>,
     systemd: Arc<Systemd>,
     /// Connections that this process carries, and how long they may go on at the end.
-    carried: Option<(Carrier, Duration)>,
+    carried: Option<farewell::Carried>,
     /// Why it cannot go on, if that happens.
     fatal: mpsc::Receiver<String>,
     give_up: mpsc::Sender<String>,
@@ -131,7 +131,7 @@ impl Proxy {
 
         let (fatal_sender, fatal) = mpsc::channel(1);
         let carried = farewell::carried(&checked);
-        let carrier = carried.clone().map(|(carrier, _)| carrier);
+        let carrier = carried.as_ref().map(|carried| carried.carrier.clone());
         let endpoints = Endpoints {
             metrics: Arc::clone(&metrics),
             outside: Outside { accounted, carried: carrier, ..Outside::new(&problems, api, &connections) },
@@ -186,8 +186,8 @@ impl Proxy {
         // Everything ends with the process. To wait for a sweep that is under way would only delay it, and what
         // the kernel has not taken whole it has not taken at all.
         runtime.shutdown_background();
-        if let (Some((carrier, bound)), Ok(())) = (self.carried.take(), &outcome) {
-            farewell::drain((&carrier, bound), &self.stop, self.reconcile.take());
+        if let (Some(carried), Ok(())) = (self.carried.take(), &outcome) {
+            farewell::drain(&carried, &self.stop, self.reconcile.take());
         }
         std::mem::forget(self);
         outcome

@@ -84,6 +84,11 @@ impl Claim {
     }
 }
 
+/// Whether anybody has it who may, in the network namespace of this thread.
+pub fn is_held() -> bool {
+    matches!(holder(), Ok(Ok(_)))
+}
+
 fn address() -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(NAME)
 }
@@ -91,11 +96,11 @@ fn address() -> io::Result<SocketAddr> {
 /// Who holds the name; in words if it is nobody who may.
 fn holder() -> io::Result<Result<Holder, String>> {
     let stream = UnixStream::connect_addr(&address()?)?;
-    let Peer { pid, uid } = Peer::of(&stream).map_err(io::Error::other)?;
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Ok(Err(format!("user {uid} holds the name @portolan")));
+    let peer = Peer::of(&stream).map_err(io::Error::other)?;
+    if !peer.is_believed() {
+        return Ok(Err(format!("user {} holds the name @portolan", peer.uid)));
     }
-    Ok(Ok(Holder { stream, pid }))
+    Ok(Ok(Holder { stream, pid: peer.pid }))
 }
 
 /// A claim that may still be somebody else's.

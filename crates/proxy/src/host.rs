@@ -66,12 +66,14 @@ pub fn families() -> PerFamily<bool> {
     PerFamily { v4: true, v6: present && disabled.is_ok_and(|value| value.trim() != "1") }
 }
 
-/// All usable addresses, sorted.
+/// All usable addresses, sorted; without those that a mode of ours has put on a link for services.
 pub fn addresses() -> Result<Box<[IpAddr]>, Error> {
-    let mut addresses: Vec<IpAddr> = Route::open()?
+    let mut route = Route::open()?;
+    let of_services = dataplane::names::SERVICE_LINKS.map(|name| route.link_index(name).ok());
+    let mut addresses: Vec<IpAddr> = route
         .addresses()?
         .iter()
-        .filter(|entry| entry.is_usable())
+        .filter(|entry| entry.is_usable() && !of_services.contains(&Some(entry.link)))
         .map(|entry| entry.address)
         .collect();
     addresses.sort_unstable();

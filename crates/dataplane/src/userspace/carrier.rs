@@ -26,10 +26,8 @@ impl Options {
         if let Some(running) = inner.running.get() {
             return Ok(running.ports);
         }
+        let relay = self.relay(0)?;
         let failed = |source| Error::Relay { act: "start", source };
-        let settings = self.relay.clone().within(descriptors(DESCRIPTORS).min(1 << 17));
-        let book = Arc::clone(&inner.book);
-        let relay = Relay::start(settings, book).map_err(failed)?;
         let mut ports = PerFamily::<Ports>::default();
         for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
             for side in Side::BOTH {
@@ -44,7 +42,25 @@ impl Options {
                 }
             }
         }
-        Ok(inner.running.get_or_init(|| Running { relay, ports }).ports)
+        Ok(inner.running.get_or_init(|| Running { relay, ports, spots: 0 }).ports)
+    }
+
+    /// The same without listeners: they come with the services. A quarter of all descriptors is for them.
+    pub(super) fn start_bound(&self) -> Result<(), Error> {
+        let Carrier(inner) = &self.carrier;
+        if inner.running.get().is_none() {
+            let spots = limit() / 4;
+            let relay = self.relay(spots)?;
+            inner.running.get_or_init(|| Running { relay, ports: PerFamily::default(), spots });
+        }
+        Ok(())
+    }
+
+    /// The workers. So many descriptors are for others.
+    fn relay(&self, others: usize) -> Result<Relay, Error> {
+        let settings = self.relay.clone().within(limit() - others);
+        let book = Arc::clone(&self.carrier.0.book);
+        Relay::start(settings, book).map_err(|source| Error::Relay { act: "start", source })
     }
 
     fn listen(&self, family: Family, side: Side, transport: Transport) -> Listen {
@@ -59,6 +75,11 @@ impl Options {
             ..Listen::at(transport, SocketAddr::new(loopback, 0))
         }
     }
+}
+
+/// Descriptors that we use at most, of those we may have.
+fn limit() -> usize {
+    descriptors(DESCRIPTORS).min(1 << 17)
 }
 
 impl Carrier {

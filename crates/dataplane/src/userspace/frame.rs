@@ -79,8 +79,8 @@ impl Around<'_> {
             // Flows that the kernel translates, of another mode or of a neighbour, go on as they began.
             self.rule([Statement::IsTranslated], vec![accept()]),
             [is_reply(), vec![accept()]].concat(),
-            // Our connections, also those of services that are gone meanwhile.
-            [is(Protocol::Tcp), is_ours(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
+            // Our connections and flows, also those of services that are gone meanwhile.
+            [is_ours(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
         ];
         rules.push(self.firewall());
         let services = (Place::Services, Place::InsideServices, Vec::new());
@@ -111,8 +111,7 @@ impl Around<'_> {
         vec![
             self.rule([Statement::IsTranslated], vec![accept()]),
             [is_reply(), vec![accept()]].concat(),
-            [is(Protocol::Tcp), is_marked_flow(), self.rule([Statement::Mark(MARK)], vec![accept()])]
-                .concat(),
+            [is_marked_flow(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
             self.firewall(),
             own(Place::InsideServices),
             own(Place::Services),

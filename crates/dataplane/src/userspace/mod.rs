@@ -6,7 +6,9 @@
 //!
 //! Pure: `elements` and `frame` (from the Plan to sets and rules). Effects: `kernel` reads and writes them and the routes,
 //! `book` tells the relay which frontend leads where, `carrier` starts it, `release` lets go, `watch` sees what others do.
+//! `bind` is the other way: listeners on the service addresses themselves.
 
+mod bind;
 pub(crate) mod book;
 mod carrier;
 mod elements;
@@ -16,7 +18,11 @@ mod options;
 mod release;
 mod watch;
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+};
 
 use model::{Address, Changes, Family, FlowRule, Frontend, PerFamily, Plan, Protocol};
 use netlink::{
@@ -25,16 +31,18 @@ use netlink::{
     nft::{Batch, Delete, Monitor, Nft},
 };
 
-pub(crate) use self::release::leave;
+pub(crate) use self::{bind::Bind, release::leave};
 use self::{elements::Placed, frame::Around, kernel::Holdings};
 pub use relay::{Counters, Refusal};
 
 pub use self::{
     options::{Carrier, Options},
-    release::stand_back,
+    release::{Succession, stand_back},
 };
 use crate::{
-    Abilities, Applied, Config, Dataplane, Error, Scope, Unsupported, names::userspace::TABLE, nftables::wire,
+    Abilities, Applied, Config, Dataplane, Error, Scope, Unsupported,
+    names::userspace::{LINK, TABLE},
+    nftables::wire,
 };
 
 /// Steers traffic to a relay in this process.
@@ -117,11 +125,8 @@ impl<T: Transport> Userspace<T> {
             }
         }
         let sctp = plan.frontends().filter(|(frontend, _)| !is_served(frontend)).count();
-        if sctp > 0 {
-            applied
-                .warnings
-                .push(format!("the userspace mode does not serve SCTP: {sctp} frontends are left out"));
-        }
+        applied.warnings.extend(says_of_sctp(sctp));
+        applied.warnings.extend(says_of_low_ports());
         self.known = Some(known);
         Ok(applied)
     }
@@ -185,8 +190,7 @@ impl<T: Transport> Dataplane for Userspace<T> {
     }
 
     fn abilities(&self) -> Abilities {
-        let schedulers = book::SCHEDULERS.to_vec();
-        Abilities { schedulers, weights: true, relay: true, instead: "the least busy endpoint is taken" }
+        abilities()
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {
@@ -203,6 +207,7 @@ impl<T: Transport> Dataplane for Userspace<T> {
             }
             errors.extend(kernel::remove_routes(family).err());
         }
+        errors.extend(bind::delete().map_err(|error| Error::kernel("delete", LINK, error)).err());
         Error::collect(errors)
     }
 
@@ -232,6 +237,26 @@ fn gone(flows: &[FlowRule], frontend: &Frontend) -> Vec<SocketAddr> {
     let rules = flows.iter().filter(|rule| rule.frontend == *frontend);
     let gone = rules.filter_map(|rule| rule.gone.as_deref()).flatten();
     gone.map(|backend| SocketAddr::new(backend.address, backend.port)).collect()
+}
+
+fn abilities() -> Abilities {
+    let schedulers = book::SCHEDULERS.to_vec();
+    Abilities { schedulers, weights: true, relay: true, instead: "the least busy endpoint is taken" }
+}
+
+fn says_of_sctp(count: usize) -> Option<String> {
+    (count > 0).then(|| format!("the userspace mode does not serve SCTP: {count} frontends are left out"))
+}
+
+/// To answer as a service on a low port takes a privilege that this process may lack.
+fn says_of_low_ports() -> Option<String> {
+    let bound = UdpSocket::bind((Ipv4Addr::LOCALHOST, 1));
+    let lacks = matches!(bound, Err(error) if error.kind() == io::ErrorKind::PermissionDenied);
+    lacks.then(|| {
+        "CAP_NET_BIND_SERVICE is missing: UDP clients of ports below 1024, the cluster DNS among them, get no answer; \
+         with --userspace-bind no service on such a port is served"
+            .to_owned()
+    })
 }
 
 fn is_served(frontend: &Frontend) -> bool {

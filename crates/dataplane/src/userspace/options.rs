@@ -4,21 +4,29 @@
 
 use std::{
     fmt,
+    net::IpAddr,
     ops::RangeInclusive,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
+use hashbrown::HashMap;
 use model::PerFamily;
-use relay::{Counters, Relay};
+use relay::{Counters, Relay, Service};
 
-use super::book::Book;
+use super::{
+    bind::{Flag, Spot},
+    book::Book,
+};
+use crate::names::userspace::LISTENS;
 
 /// What the userspace mode must know beyond the Plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Listeners get ports of this range; any if `None`.
     pub ports: Option<RangeInclusive<u16>>,
+    /// Listen on the service addresses themselves, and ask no packet filter for anything.
+    pub bind: bool,
     /// How the relay works. Its limits are set from the process's limit of descriptors.
     pub relay: relay::Settings,
     /// What carries connections; shared by all who have a copy.
@@ -33,11 +41,44 @@ pub struct Carrier(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     pub(super) book: Arc<Book>,
     pub(super) running: OnceLock<Running>,
+    /// Where we listen, if on the service addresses themselves.
+    listeners: Mutex<HashMap<Spot, u64>>,
+    /// Addresses of services that are gone, with what may still have connections there.
+    pub(super) lingering: Mutex<HashMap<IpAddr, Vec<Arc<Service>>>>,
+    /// Raised while we listen there.
+    flag: Mutex<Option<Flag>>,
 }
 
 pub(super) struct Running {
     pub(super) relay: Relay,
     pub(super) ports: PerFamily<Ports>,
+    /// Places to listen at most, where we listen on the service addresses themselves.
+    pub(super) spots: usize,
+}
+
+impl Inner {
+    pub(super) fn listeners(&self) -> MutexGuard<'_, HashMap<Spot, u64>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn unlisten(&self, spot: &Spot) {
+        if let (Some(id), Some(running)) = (self.listeners().remove(spot), self.running.get()) {
+            running.relay.unlisten(id);
+        }
+    }
+
+    /// From now on others can know that we listen. While one who is about to end still has the flag, it is tried again
+    /// with the next change.
+    pub(super) fn raise_flag(&self) {
+        let mut flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        if flag.is_none() {
+            *flag = Flag::raise(LISTENS).ok();
+        }
+    }
+
+    pub(super) fn lower_flag(&self) {
+        self.flag.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
 }
 
 /// Where listeners are, in one family; 0 where there is none. By [`super::book::Side`].
@@ -62,7 +103,12 @@ impl Carrier {
     pub fn drain(&self, bound: Duration, enough: impl Fn() -> bool) -> usize {
         let Some(running) = self.0.running.get() else { return 0 };
         running.relay.drained(bound, enough);
-        running.relay.counters().open_connections.value()
+        self.open_connections()
+    }
+
+    /// TCP connections that are open.
+    pub fn open_connections(&self) -> usize {
+        self.counters().map_or(0, |counters| counters.open_connections.value())
     }
 }
 

@@ -11,11 +11,16 @@ use netlink::{
     nft::{Batch, Delete, Expr, Nft},
 };
 
-use super::{Carrier, elements::Place, kernel};
+use super::{
+    Carrier,
+    bind::{Flag, delete, is_raised},
+    elements::Place,
+    kernel,
+};
 use crate::{
     Error,
     leftovers::Report,
-    names::userspace::{STEER, STEER_INSIDE, TABLE},
+    names::userspace::{DRAINS, LINK, LISTENS, STEER, STEER_INSIDE, TABLE},
     nftables::wire,
 };
 
@@ -69,6 +74,19 @@ fn let_go<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<(), netlink:
 /// Another mode serves here now: new connections are its own at once. The rest goes when no process holds connections
 /// any more.
 pub(crate) fn leave<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
+    match is_raised(DRAINS) || is_raised(LISTENS) {
+        true => report.kept.push(format!("link {LINK} stays, as a process listens on its addresses")),
+        false => match delete() {
+            Ok(true) => report.removed.push(format!("link {LINK}")),
+            Ok(false) => (),
+            Err(error) => report.failed.push(format!("link {LINK}: {error}")),
+        },
+    }
+    leave_steering(nft, report);
+}
+
+/// The same for the tables that steer traffic to listeners.
+pub(super) fn leave_steering<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
     for family in Family::BOTH {
         let Ok(rules) = nft.rules(kernel::table(family)) else { continue };
         if rules.is_empty() {
@@ -114,4 +132,30 @@ fn is_held(family: Family, port: u16) -> bool {
         Family::V6 => (Ipv6Addr::LOCALHOST, port).into(),
     };
     matches!(TcpListener::bind(address), Err(error) if error.kind() == std::io::ErrorKind::AddrInUse)
+}
+
+/// How a process that listens on the service addresses themselves gives way to the next one.
+#[derive(Debug)]
+pub struct Succession {
+    _drains: Option<Flag>,
+}
+
+impl Succession {
+    /// Others can know from now on that we are about to end. In the network namespace of this thread.
+    pub fn announce(carrier: &Carrier) -> Succession {
+        carrier.0.lower_flag();
+        Succession { _drains: Flag::raise(DRAINS).ok() }
+    }
+
+    /// Whether another process listens where we do.
+    pub fn is_there(&self) -> bool {
+        is_raised(LISTENS)
+    }
+
+    /// Leaves new connections to it. Those that wait to be accepted are still ours.
+    pub fn give_way(&self, carrier: &Carrier) {
+        let Carrier(inner) = carrier;
+        let spots: Vec<_> = inner.listeners().keys().copied().collect();
+        spots.iter().for_each(|spot| inner.unlisten(spot));
+    }
 }

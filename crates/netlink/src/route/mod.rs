@@ -4,11 +4,13 @@
 
 mod address;
 mod link;
+mod lookup;
 mod monitor;
 mod rule;
 
 pub use address::Address;
 pub use link::{Link, LinkKind};
+pub use lookup::Way;
 pub use monitor::{AddressChange, AddressMonitor};
 pub use rule::MarkRule;
 

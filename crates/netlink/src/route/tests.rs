@@ -60,6 +60,12 @@ fn a_cable_carries_packets() {
     assert!(reaches(&left, &right, ip("192.0.2.2")));
     assert!(reaches(&left, &right, ip("2001:db8::2")));
 
+    for address in ["192.0.2.2", "2001:db8::2"] {
+        assert_eq!(here.way_to(ip(address)), Ok(Way::Link(near)));
+        assert_eq!(there.way_to(ip(address)), Ok(Way::Here));
+    }
+    assert!(here.way_to(ip("203.0.113.9")).is_err(), "there is no way yet");
+
     // Addresses behind the other end, by gateway and by the link alone.
     let lo = there.link_index("lo").expect("lo");
     for (address, len, gateway) in [("198.51.100.7", 32, "192.0.2.2"), ("2001:db8:1::7", 128, "2001:db8::2")]

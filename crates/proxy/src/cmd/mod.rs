@@ -93,6 +93,7 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
     checked.counted_endpoints = options.counted_endpoints;
     checked.ipvs_fallback = options.ipvs_fallback;
     checked.userspace.relay.udp_timeout = options.userspace.udp_timeout.to_std();
+    checked.userspace.bind = options.userspace.bind;
     checked.drain = options.userspace.drain.to_std();
     for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
         tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");

@@ -63,12 +63,14 @@ pub struct Userspace {
     pub udp_timeout: GoDuration,
     /// Connections that are open when the process is told to end may go on for so long.
     pub drain: GoDuration,
+    /// Listen on the service addresses themselves, without a packet filter.
+    pub bind: bool,
 }
 
 impl Default for Userspace {
     fn default() -> Userspace {
         let (udp_timeout, drain) = (GoDuration::from_secs(30), GoDuration::from_secs(25));
-        Userspace { udp_timeout, drain }
+        Userspace { udp_timeout, drain, bind: false }
     }
 }
 

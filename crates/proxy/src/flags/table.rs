@@ -62,6 +62,13 @@ pub const FLAGS: &[Flag<Options>] = &[
         |o, v| duration(&mut o.userspace.drain, v),
     )
     .always(),
+    switch(
+        "userspace-bind",
+        "false",
+        "Listen on the service addresses themselves, without a packet filter (userspace).",
+        |o, v| boolean(&mut o.userspace.bind, v),
+    )
+    .always(),
     value(
         "proxy-port-range",
         "first-last",

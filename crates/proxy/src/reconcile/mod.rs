@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules};
+use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules, wishes::NO_SCTP};
 use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
@@ -534,8 +534,9 @@ impl Reconciler {
         let mode = format!("{:?}", self.mode).to_lowercase();
         for (service, sentence) in news {
             tracing::warn!(%service, "in {mode} mode {sentence}");
+            let reason = if sentence == NO_SCTP { "UnsupportedProtocol" } else { "UnsupportedScheduler" };
             self.ports.events.note(Note::warning(
-                "UnsupportedScheduler",
+                reason,
                 "ScheduleConnections",
                 Regarding::Service(service),
                 format!("{}: in {mode} mode {sentence}", self.ports.events.node()),

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     net::{IpAddr, SocketAddr},
     sync::mpsc,
     thread,
@@ -12,7 +13,7 @@ use std::{
 
 use dataplane::{Config, Dataplane, Mode, Scope, conntrack::Sweeper, xtables::Variant};
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
-use model::{Changes, Plan, Protocol, Update};
+use model::{Address, Changes, Frontend, Plan, Protocol, Update, Verdict};
 
 use super::{Host, Judge, promised, seen};
 use crate::{
@@ -27,6 +28,41 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// The same for TCP over IPv6: an ICMP error that comes back while `connect` still holds the socket, as it does over a
 /// veth pair, is only believed when the SYN is sent again, after a second (seen on Linux 6.18; IPv4 is faster).
 const SILENCE_TCP6: Duration = Duration::from_millis(1500);
+
+/// Of a mode that can be had in several ways, which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    Plain,
+    /// With this variant of iptables.
+    Tools(Variant),
+    /// With listeners on the service addresses themselves, and no packet filter.
+    Bind,
+}
+
+impl Flavour {
+    /// What a dataplane is opened with.
+    pub fn config(self) -> Config {
+        let mut config = Config::default();
+        // An endpoint on a busy machine is not to be taken for a dead one.
+        config.userspace.relay.first_attempt = PATIENCE;
+        match self {
+            Flavour::Plain => {}
+            Flavour::Tools(variant) => config.xtables = Some(variant),
+            Flavour::Bind => config.userspace.bind = true,
+        }
+        config
+    }
+}
+
+impl fmt::Display for Flavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Flavour::Plain => Ok(()),
+            Flavour::Tools(variant) => write!(f, "-{variant}"),
+            Flavour::Bind => f.write_str("-bind"),
+        }
+    }
+}
 
 /// A lab, and a dataplane at work in it.
 pub struct Kernel {
@@ -50,8 +86,8 @@ type Met = (String, u16);
 
 impl Kernel {
     /// Needs the privileges to make namespaces.
-    pub fn new(mode: Mode, variant: Option<Variant>) -> Result<Kernel, String> {
-        let config = Config { xtables: variant, ..Config::default() };
+    pub fn new(mode: Mode, flavour: Flavour) -> Result<Kernel, String> {
+        let config = flavour.config();
         let lab = Lab::build(Layout::default()).map_err(text)?;
         let node = lab.netns("node-a").map_err(text)?;
         let dataplane = node.run(|| dataplane::open(mode, &config)).map_err(text)?;
@@ -72,7 +108,8 @@ impl Kernel {
 impl Judge for Kernel {
     fn name(&self) -> String {
         let variant = self.config.xtables.map(|variant| format!(" {variant}")).unwrap_or_default();
-        format!("kernel with {:?}{variant}", self.mode).to_lowercase()
+        let bind = if self.config.userspace.bind { " bind" } else { "" };
+        format!("kernel with {:?}{variant}{bind}", self.mode).to_lowercase()
     }
 
     /// Every endpoint that lives in the lab answers from the moment it is known, usable or not, so that a wrong
@@ -122,12 +159,25 @@ impl Judge for Kernel {
             Entry::Flow { name, expect } => {
                 let (flow, probe) = self.flows.get_mut(name).ok_or("has no such flow")?;
                 let expect = &seen(mode, expect);
-                let referee = Referee { mode, host: &self.host, lab: &self.lab, probe, expect };
+                let is_bound = self.config.userspace.bind;
+                // There a flow has nobody who speaks for it once nobody listens any more.
+                if is_bound && probe.protocol == Protocol::Udp && !is_forwarded(plan, probe) {
+                    return Ok(());
+                }
+                let referee = Referee { mode, is_bound, host: &self.host, lab: &self.lab, probe, expect };
                 referee.hear(&flow.ask(referee.patience()), probe.sources[0]).map(drop)
             }
             // A proxy process cannot carry SCTP: its associations have several addresses.
             Entry::Probe(probe) if mode == Mode::Userspace && probe.protocol == Protocol::Sctp => {
                 self.left_out.extend(probe.flow.clone());
+                Ok(())
+            }
+            // Where we listen on the node's own addresses, no other process can.
+            Entry::Probe(probe)
+                if self.config.userspace.bind
+                    && probe.expect == Expect::Pass
+                    && self.host.owns(probe.destination.ip()) =>
+            {
                 Ok(())
             }
             Entry::Probe(probe) => {
@@ -137,17 +187,24 @@ impl Judge for Kernel {
                     && probe.protocol == Protocol::Udp
                     && self.host.owns(probe.destination.ip())
                     && probe.expect != Expect::Pass;
-                if !is_in_the_way {
+                // Where we listen on the address itself, so does nobody else, whatever the protocol.
+                let is_taken = self.config.userspace.bind
+                    && probe.expect != Expect::Pass
+                    && self.host.owns(probe.destination.ip());
+                if !is_in_the_way && !is_taken {
                     self.lab.respond(&owner, transport(probe.protocol), probe.destination).map_err(text)?;
                 }
                 match &probe.flow {
                     Some(name) => {
                         self.open(name, &Probe { expect: seen(mode, &probe.expect), ..probe.clone() })
                     }
-                    None => self.probe(&Probe {
-                        expect: promised(self.mode, plan, probe, &self.host),
-                        ..probe.clone()
-                    }),
+                    None => {
+                        let mut expect = promised(self.mode, plan, probe, &self.host);
+                        if self.config.userspace.bind {
+                            expect = without_filter(plan, probe, &self.host, expect);
+                        }
+                        self.probe(&Probe { expect, ..probe.clone() })
+                    }
                 }
             }
         }
@@ -172,9 +229,13 @@ impl Judge for Kernel {
 }
 
 impl Kernel {
+    fn referee<'a>(&'a self, probe: &'a Probe) -> Referee<'a> {
+        let is_bound = self.config.userspace.bind;
+        Referee { mode: self.mode, is_bound, host: &self.host, lab: &self.lab, probe, expect: &probe.expect }
+    }
+
     fn open(&mut self, name: &str, probe: &Probe) -> Result<(), String> {
-        let referee =
-            Referee { mode: self.mode, host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
+        let referee = self.referee(probe);
         let opened = self
             .lab
             .open(&probe.from, referee.route(probe.sources[0]), PATIENCE * slowness())
@@ -187,9 +248,8 @@ impl Kernel {
 
     /// New connections, as many as the expectation needs to be shown.
     fn probe(&mut self, probe: &Probe) -> Result<(), String> {
-        let referee =
-            Referee { mode: self.mode, host: &self.host, lab: &self.lab, probe, expect: &probe.expect };
-        let is_ipvs = self.mode == Mode::Ipvs;
+        let referee = self.referee(probe);
+        let has_addresses = self.mode == Mode::Ipvs || self.config.userspace.bind;
         let before = self.met.get(&beginning(probe));
         let node = self.lab.netns(&probe.from).map_err(text)?;
         let met = node
@@ -199,7 +259,7 @@ impl Kernel {
                 Expect::Forward { to, stick: None, .. } => referee.meet_all(to),
                 Expect::Forward { to, stick: Some(stick), .. } => referee.meet_again(to, *stick, before),
                 // While connections of a service that was deleted go on, its address is still the node's.
-                Expect::Pass if is_ipvs && !referee.host.owns(probe.destination.ip()) => {
+                Expect::Pass if has_addresses && !referee.host.owns(probe.destination.ip()) => {
                     referee.once().or_else(|_| Referee { expect: &Expect::Reject, ..referee }.once())
                 }
                 Expect::Reject | Expect::Drop | Expect::Pass => referee.once(),
@@ -214,6 +274,8 @@ impl Kernel {
 #[derive(Clone, Copy)]
 struct Referee<'a> {
     mode: Mode,
+    /// We listen on the service addresses themselves.
+    is_bound: bool,
     host: &'a Host,
     lab: &'a Lab,
     probe: &'a Probe,
@@ -340,6 +402,12 @@ impl Referee<'_> {
     /// Is this the answer that is expected? Returns who gave it.
     fn hear(&self, answer: &Answer, source: IpAddr) -> Result<Option<Met>, String> {
         match (self.expect, answer) {
+            // Without a packet filter a client is let in before it is known who he is. He gets no answer.
+            (Expect::Reject | Expect::Drop, Answer::Refused | Answer::TimedOut | Answer::Other(_))
+                if self.is_bound =>
+            {
+                Ok(None)
+            }
             (Expect::Reject, Answer::Refused) | (Expect::Drop, Answer::TimedOut) => Ok(None),
             (Expect::Pass, Answer::Answered(reply)) => {
                 let owner = self.lab.owner(self.probe.destination.ip());
@@ -370,6 +438,27 @@ impl Referee<'_> {
             SourceSeen::Original => reply.source_seen.ip() == source,
         }
     }
+}
+
+/// What is promised where no packet filter may be asked: free addresses of the service range are left alone, the node has
+/// all service addresses, and where node ports are on every address nobody else listens on loopback ones.
+fn without_filter(plan: &Plan, probe: &Probe, host: &Host, expect: Expect) -> Expect {
+    let address = probe.destination.ip();
+    let is_service = || plan.frontends().any(|(frontend, _)| frontend.address == Address::Ip(address));
+    match expect {
+        Expect::Drop if !is_service() && !host.owns(address) => Expect::Pass,
+        Expect::Pass if is_service() && !host.owns(address) => Expect::Reject,
+        expect => expect,
+    }
+}
+
+/// Whether anybody gets an endpoint.
+fn is_forwarded(plan: &Plan, probe: &Probe) -> bool {
+    let address = Address::Ip(probe.destination.ip());
+    let frontend = Frontend { address, protocol: probe.protocol, port: probe.destination.port() };
+    plan.decision(&frontend).is_some_and(|decision| {
+        [&decision.inside, &decision.outside].iter().any(|verdict| matches!(verdict, Verdict::Forward(_)))
+    })
 }
 
 fn is_weighted(to: &[Target]) -> bool {

@@ -9,7 +9,7 @@ mod simulator;
 use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
 use dataplane::Mode;
-pub use kernel::Kernel;
+pub use kernel::{Flavour, Kernel};
 use lab::address::{NODE_A, NODE_A_SECOND, Version, name_of};
 use model::{
     Address, Algorithm, Backend, Changes, Decision, Frontend, Origin, Outcome, Packet, Plan, Scheduler,
