@@ -9,6 +9,7 @@
 //! An error, or a panic, is told, shows in the health, and is tried again with everything; it never ends the
 //! loop, and it never removes what is in the kernel.
 
+mod rounds;
 mod sight;
 
 use std::{
@@ -23,7 +24,7 @@ use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules, wishes::NO_S
 use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
-use self::sight::Sight;
+use self::{rounds::Rounds, sight::Sight};
 use crate::{
     claim::Seat,
     clock,
@@ -41,9 +42,6 @@ use crate::{
 
 /// With nothing to do, the loop still comes round so often.
 const IDLE: Duration = Duration::from_secs(60);
-/// Between two rounds of the audit, and between two steps of a round.
-const AUDIT_ROUND: Duration = Duration::from_secs(60);
-const AUDIT_STEP: Duration = Duration::from_secs(1);
 /// How many updates are taken before the loop looks whether something is due.
 const BATCH: usize = 4096;
 
@@ -89,8 +87,7 @@ pub struct Reconciler {
     drift: Arc<Notify>,
     /// Somebody else changed something, and it is not mended yet.
     drifted: bool,
-    /// When the next step of the audit is due.
-    audit_due: Instant,
+    rounds: Rounds,
     pacer: Pacer,
     /// The next write has to be complete: the first one, and after an error.
     complete: bool,
@@ -153,7 +150,7 @@ impl Reconciler {
             dataplane: Some(dataplane),
             drift,
             drifted: false,
-            audit_due: Instant::now() + AUDIT_ROUND,
+            rounds: Rounds::new(Instant::now()),
             pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
@@ -251,10 +248,11 @@ impl Reconciler {
         if !self.serving || self.complete || !self.world.dirty().is_empty() {
             return None;
         }
-        if now < self.audit_due {
-            return Some(self.audit_due);
+        let due = self.rounds.next(now);
+        if due > now {
+            return Some(due);
         }
-        self.audit_due = now + AUDIT_ROUND;
+        self.rounds.stepped(now, false);
         let dataplane = self.dataplane.as_mut()?;
         let audited = catch_unwind(AssertUnwindSafe(|| dataplane.audit()));
         if let Ok(Ok(audited)) = &audited {
@@ -267,13 +265,12 @@ impl Reconciler {
                 (self.complete, self.drifted) = (true, true);
                 return self.turn(now);
             }
-            Ok(Ok(Audited { more: true, .. })) => self.audit_due = now + AUDIT_STEP,
-            Ok(Ok(_)) => {}
+            Ok(Ok(Audited { more, .. })) => self.rounds.stepped(now, more),
             // Others write meanwhile, or the kernel is short of memory: it is tried again.
             Ok(Err(error)) => tracing::debug!(%error, "cannot look at what the kernel holds"),
             Err(panic) => self.survive(&*panic, now),
         }
-        Some(self.audit_due)
+        Some(self.rounds.next(now))
     }
 
     /// The other portolan has ended, and what it left is ours to keep.
@@ -344,7 +341,10 @@ impl Reconciler {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.sync(stopwatch)));
         let end = now + stopwatch.elapsed();
         match outcome {
-            Ok(Ok(())) => self.pacer.succeeded(now, end),
+            Ok(Ok(())) => {
+                self.rounds.wrote(end);
+                self.pacer.succeeded(now, end);
+            }
             Ok(Err(error)) => self.fail(error, end),
             Err(panic) => self.survive(&*panic, end),
         }

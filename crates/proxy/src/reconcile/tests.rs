@@ -389,12 +389,16 @@ fn a_host_without_an_address_is_not_waited_for() {
 #[test]
 fn what_the_audit_finds_is_mended_at_once_and_counted() {
     let mut bench = bench(false);
-    bench.now = bench.reconciler.audit_due;
+    bench.now = bench.reconciler.rounds.next(bench.now);
     assert_eq!(bench.reconciler.audit(bench.now), None, "nothing is known that could be looked at");
     bench.list();
     assert_eq!(bench.calls().len(), 1);
+    let calm = bench.reconciler.audit(bench.now).expect("it waits");
+    assert!(calm >= bench.now + rounds::STEP, "more may have to be written");
+    assert_eq!(bench.script.lock().expect("unpoisoned").audits, 0);
+    bench.now = calm;
     let due = bench.reconciler.audit(bench.now).expect("a round is under way");
-    assert_eq!(due, bench.now + AUDIT_STEP);
+    assert_eq!(due, bench.now + rounds::STEP);
     bench.reconciler.audit(bench.now);
     assert_eq!(bench.script.lock().expect("unpoisoned").audits, 1, "not before it is due");
 
