@@ -85,6 +85,7 @@ pub async fn run(target: PathBuf, node_name: Arc<str>, problems: Arc<Problems>, 
         let Some(mut owned) = reader.take() else {
             return;
         };
+        owned.hears = notifier.hears();
         if owned.is_brief(&notices, Instant::now()) {
             // To wake another thread would cost more than to read a small file.
             let mut updates = Vec::new();
@@ -142,6 +143,8 @@ struct Reader {
     /// How long the end of the first list waits for files that are being written.
     patience: Duration,
     next_audit: Instant,
+    /// Somebody listens to what the kernel tells.
+    hears: bool,
     /// That the folder cannot be looked into is said once, not on each attempt.
     away: bool,
 }
@@ -178,6 +181,7 @@ impl Reader {
             progress: Progress::Silent,
             patience: PATIENCE,
             next_audit: Instant::now(),
+            hears: false,
             away: false,
         }
     }
@@ -272,6 +276,7 @@ impl Reader {
             return Err(io::ErrorKind::NotFound.into());
         }
         (self.folder, self.identity) = (scan.folder, scan.identity);
+        let told = scan.told;
         let missing = self.desk.names().filter(|name| !scan.files.contains_key(*name)).cloned();
         let missing: Vec<Name> = missing.collect();
         let (mut read, mut gone) = (Vec::new(), Vec::new());
@@ -284,7 +289,8 @@ impl Reader {
             }
         }
         gone.sort_unstable();
-        self.next_audit = now + (begun.elapsed() * AUDIT_SHARE).clamp(REGULAR, SELDOM);
+        let ease = if self.hears && told { EASE } else { 1 };
+        self.next_audit = now + (begun.elapsed() * AUDIT_SHARE).clamp(REGULAR, SELDOM) * ease;
         Ok((read, gone))
     }
 
@@ -335,8 +341,10 @@ impl Reader {
 /// than a thousandth of a processor,
 const REGULAR: Duration = Duration::from_secs(5);
 const AUDIT_SHARE: u32 = 1000;
-/// but at least so often.
+/// but at least so often;
 const SELDOM: Duration = Duration::from_secs(60);
+/// and so much rarer where the kernel tells of all but a file that has a second name elsewhere.
+const EASE: u32 = 10;
 /// The same while there is nothing yet to look at, or the first list is not finished.
 const SOON: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);

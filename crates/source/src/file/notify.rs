@@ -64,6 +64,11 @@ impl Notifier {
         is_another
     }
 
+    /// Whether the kernel tells of the folder with the manifests.
+    pub(super) fn hears(&self) -> bool {
+        self.events.is_some() && self.inner.is_some()
+    }
+
     /// Waits for notices, and takes all there are; or until the deadline. There is no pause in which more could
     /// come: what comes while files are being read is taken together afterwards.
     pub(super) async fn wait(&mut self, deadline: Instant) -> Notices {

@@ -46,6 +46,9 @@ pub(super) struct Scan {
     pub folder: PathBuf,
     pub identity: Identity,
     pub files: HashMap<Name, Stamp>,
+    /// The kernel tells of every change, to those who ask it: the folder is on this machine, and none of its files is
+    /// a link to elsewhere.
+    pub told: bool,
 }
 
 /// Device and inode of a folder.
@@ -72,26 +75,39 @@ pub(super) fn scan(target: &Path) -> io::Result<Scan> {
         Err(error) => return Err(error),
     };
     let folder = if is_folder { target } else { folder_of(target) };
-    let mut scan = Scan { folder: folder.to_owned(), identity: identity(folder), files: HashMap::new() };
+    let (files, told) = (HashMap::new(), is_local(folder));
+    let mut scan = Scan { folder: folder.to_owned(), identity: identity(folder), files, told };
     let entries = fs::read_dir(folder)?;
     if !is_folder {
         let name = target.file_name().unwrap_or_default();
         // Named by the operator, so it may also be a pipe.
         let found = fs::metadata(target).ok().filter(|metadata| !metadata.is_dir());
+        scan.told &= !target.is_symlink();
         scan.files.extend(found.map(|metadata| (name.into(), Stamp::of(&metadata))));
         return Ok(scan);
     }
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
-        // One that goes while we look is gone; a link that leads nowhere is not there.
-        if is_manifest(Path::new(&name))
-            && let Some(stamp) = stamp(&entry.path())
-        {
-            scan.files.insert(name.into(), stamp);
+        if !is_manifest(Path::new(&name)) {
+            continue;
         }
+        // One that goes while we look is gone; a link that leads nowhere is not there. Of what is no link the state is
+        // to be had without walking the path once more, which is half of the cost.
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let found = if is_link { fs::metadata(entry.path()) } else { entry.metadata() };
+        scan.told &= !is_link;
+        let stamp = found.ok().filter(Metadata::is_file).map(|metadata| Stamp::of(&metadata));
+        scan.files.extend(stamp.map(|stamp| (name.into(), stamp)));
     }
     Ok(scan)
+}
+
+/// Whether nobody but this machine can change what is there.
+fn is_local(folder: &Path) -> bool {
+    /// ext2 to ext4, xfs, btrfs, f2fs, tmpfs, overlayfs: f_type of statfs(2).
+    const LOCAL: [u32; 6] = [0x0000_ef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994, 0x794c_7630];
+    rustix::fs::statfs(folder).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
 }
 
 /// `*.yaml`, `*.yml`, `*.json`, and no hidden file: editors keep their drafts in such.
@@ -135,6 +151,22 @@ mod tests {
         let mut names: Vec<_> = files.keys().map(|name| name.to_str().unwrap()).collect();
         names.sort_unstable();
         assert_eq!(names, ["a.yaml", "b.yml", "c.JSON"]);
+    }
+
+    #[test]
+    fn links_and_other_machines_change_without_a_word() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), "x").unwrap();
+        assert_eq!(scan(folder.path()).unwrap().told, is_local(folder.path()));
+        std::os::unix::fs::symlink("a.yaml", folder.path().join("b.yaml")).unwrap();
+        let found = scan(folder.path()).unwrap();
+        assert!(!found.told, "a link");
+        assert_eq!(
+            found.files[&*Name::from(OsStr::new("b.yaml"))],
+            found.files[&*Name::from(OsStr::new("a.yaml"))]
+        );
+        assert!(!scan(&folder.path().join("b.yaml")).unwrap().told);
+        assert!(!is_local(Path::new("/proc")), "what is not known to be local is not taken for it");
     }
 
     #[test]
