@@ -122,11 +122,11 @@ impl Proxy {
             let reconciler = Reconciler::new(at_home(ports), MAX_BACKOFF, from_files)?;
             Ok(reconciler.watched_by(told).taking_over(mode).relieved_by(relief))
         };
-        let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
-        let host = updates.downgrade();
-        spawn("host", netns, move || host::watch(&host))?;
-        let api = feed.api();
+        // To ask what the kernel can do takes a while (some 20 ms), in which much can be read.
+        let (host, api) = (updates.downgrade(), feed.api());
         feed.start(&runtime, updates, Arc::clone(&problems));
+        let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
+        spawn("host", netns, move || host::watch(&host))?;
         events.note(Note::normal("Starting", "StartKubeProxy", Regarding::Node, String::new()));
 
         let (fatal_sender, fatal) = mpsc::channel(1);
