@@ -36,11 +36,18 @@ impl<M> Family<M> {
     /// The series with these label values, in the order the labels were declared.
     pub fn with(&self, values: &[&str]) -> Arc<M> {
         debug_assert_eq!(values.len(), self.labels.len(), "{}", self.name);
-        let key: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
+        // Most names have one series or two, and are asked for with every change: no memory is taken to find them.
+        if let Some((_, found)) = series.iter().take(FEW).find(|(key, _)| key.iter().eq(values)) {
+            return Arc::clone(found);
+        }
+        let key: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
         Arc::clone(series.entry(key).or_insert_with(|| Arc::new((self.make)())))
     }
 }
+
+/// So many series are looked through one by one.
+const FEW: usize = 4;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
