@@ -113,7 +113,9 @@ impl Question {
         let asked = error.tag().and_then(|tag| self.asked.get(tag as usize)).cloned();
         let reason = words(error);
         match asked {
-            None => format!("this kernel has no usable nf_tables: {reason}"),
+            None => format!(
+                "this kernel has no usable nf_tables: {reason}; load the module nf_tables, or choose another mode"
+            ),
             Some(Asked::Table) => {
                 format!("this kernel has no nf_tables for family {}: {reason}", keyword(family))
             }
