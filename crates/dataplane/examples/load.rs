@@ -2,10 +2,10 @@
 
 //! Measures a dataplane alone, in a network namespace of its own:
 //!
-//!     cargo run --release -p portolan-dataplane --example load -- [nftables|nft|legacy] 10000 10 [counted]
+//!     cargo run --release -p portolan-dataplane --example load -- [nftables|nft|legacy|ipvs] 10000 10 [counted]
 //!
-//! `nft` and `legacy` are the iptables mode with that variant of the tools, whose CPU time is not in the figures; it
-//! loads so many services with so many endpoints (and counts connections up to so many of them), restarts, and then changes endpoints of one service at a time.
+//! `nft` and `legacy` are the iptables mode with that variant of the tools, whose CPU time is not in the figures; `ipvs`
+//! runs where the kernel has it (`tests/vm/bench`). It loads so many services with so many endpoints (and counts connections up to so many of them), restarts, and then changes endpoints of one service at a time.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -25,7 +25,8 @@ fn main() {
         None | Some("nftables") => (Mode::Nftables, None),
         Some("nft") => (Mode::Iptables, Some(Variant::Nft)),
         Some("legacy") => (Mode::Iptables, Some(Variant::Legacy)),
-        Some(other) => panic!("{other} is none of nftables, nft and legacy"),
+        Some("ipvs") => (Mode::Ipvs, None),
+        Some(other) => panic!("{other} is none of nftables, nft, legacy and ipvs"),
     };
     let mut args = args.map(|arg| arg.parse().expect("a number"));
     let services: u32 = args.next().unwrap_or(10_000);
@@ -37,6 +38,10 @@ fn main() {
 }
 
 fn measure(services: u32, endpoints: u32, (mode, config): (Mode, &Config)) {
+    // Without it a network namespace has no routes at all, and IPVS takes no address for that of a machine.
+    let mut route = netlink::route::Route::open().expect("a connection");
+    let lo = route.link_index("lo").expect("there is one");
+    route.set_up(lo, true).expect("up");
     println!("{services} services x {endpoints} endpoints");
     let plan = plan(services, endpoints, &|_| endpoints);
     println!("  (plan built; resident {} KiB)", memory("VmRSS"));

@@ -5,7 +5,7 @@
 //! A mode states its [`Abilities`] once; whoever runs it compares them with each decision and tells people what is
 //! not done. A mode never ignores a wish in silence, and never refuses a service for one.
 
-use model::{Decision, Protocol, Scheduler, Verdict};
+use model::{Decision, Protocol, Scheduler, SchedulerFlags, Verdict};
 
 /// What a mode can do of what a [`model::Tuning`] and weights ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Abilities {
     pub schedulers: Vec<Scheduler>,
     /// Backends of greater weight get more.
     pub weights: bool,
+    /// Packets of UDP can be scheduled one by one.
+    pub one_packet: bool,
     /// It carries connections itself, and so can do what [`model::RelayWishes`] ask for.
     pub relay: bool,
     /// What becomes of connections for which another scheduler is asked: `endpoints are drawn at random`.
@@ -44,11 +46,11 @@ impl Abilities {
                 self.instead
             )),
         };
+        let lacks_one_packet = !self.one_packet && asks_one_packet(decision);
+        let one_packet = lacks_one_packet.then(|| ONE_PACKET.to_owned());
         let relay = lacks_relay.then(|| RELAY.to_owned());
-        match (choice, relay) {
-            (Some(choice), Some(relay)) => Some(format!("{choice}; {relay}")),
-            (choice, relay) => choice.or(relay),
-        }
+        let all: Vec<String> = [choice, one_packet, relay].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 }
 
@@ -56,6 +58,13 @@ impl Abilities {
 pub const NO_SCTP: &str = "SCTP is not served: an association has addresses of its own, which a process between the two ends cannot carry; \
      choose another mode";
 
+/// Where the wish has a meaning: other protocols have connections.
+fn asks_one_packet(decision: &Decision) -> bool {
+    decision.service.protocol == Protocol::Udp
+        && decision.algorithm().flags.contains(SchedulerFlags::ONE_PACKET)
+}
+
+const ONE_PACKET: &str = "packets are not scheduled one by one (ops), but with the flow that they are of";
 const RELAY: &str = "PROXY protocol, limits of connections and checks are to be had in userspace mode only";
 
 fn is_weighted(decision: &Decision) -> bool {
@@ -96,7 +105,13 @@ mod tests {
 
     #[test]
     fn only_what_is_not_done_is_said() {
-        let all = Abilities { schedulers: Scheduler::ALL.to_vec(), weights: true, relay: true, instead: "" };
+        let all = Abilities {
+            schedulers: Scheduler::ALL.to_vec(),
+            weights: true,
+            one_packet: true,
+            relay: true,
+            instead: "",
+        };
         let none = Abilities { instead: "something else is done", ..Abilities::default() };
         let weighted = [1, 3];
         for scheduler in [None, Some(Scheduler::RoundRobin), Some(Scheduler::WeightedRoundRobin)] {
@@ -114,5 +129,16 @@ mod tests {
         let both = "the scheduler wlc is not to be had; something else is done, and the weights of its endpoints \
                     are ignored";
         assert_eq!(said(Some(Scheduler::WeightedLeastConnections), weighted), both);
+        let ops = |protocol| {
+            let flags = SchedulerFlags::ONE_PACKET;
+            let algorithm = Algorithm { scheduler: None, flags };
+            let plain = decision(None, [1, 1]);
+            let service = ServicePortName { protocol, ..(*plain.service).clone() };
+            let tuning = Some(Arc::new(Tuning { algorithm, ..Tuning::default() }));
+            Decision { service: Arc::new(service), tuning, ..plain }
+        };
+        assert_eq!(none.shortfall(&ops(Protocol::Udp)).as_deref(), Some(ONE_PACKET));
+        assert_eq!(none.shortfall(&ops(Protocol::Tcp)), None, "it has no meaning there");
+        assert_eq!(all.shortfall(&ops(Protocol::Udp)), None);
     }
 }

@@ -70,7 +70,8 @@ impl fmt::Display for Algorithm {
                 write!(f, " {prefix}-{name}")?;
             }
         }
-        f.write_str(if self.flags.contains(SchedulerFlags::THIRD) { " flag-3" } else { "" })
+        f.write_str(if self.flags.contains(SchedulerFlags::THIRD) { " flag-3" } else { "" })?;
+        f.write_str(if self.flags.contains(SchedulerFlags::ONE_PACKET) { " ops" } else { "" })
     }
 }
 
@@ -147,7 +148,7 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// The three bits that IPVS hands to a scheduler; what they mean is the scheduler's affair.
+/// The three bits that IPVS hands to a scheduler, whose affair it is what they mean; and one for UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SchedulerFlags(u8);
 
@@ -159,6 +160,8 @@ impl SchedulerFlags {
     pub const PORT: SchedulerFlags = SchedulerFlags(2);
     /// No scheduler of the kernel reads it.
     pub const THIRD: SchedulerFlags = SchedulerFlags(4);
+    /// `ops`: each packet of UDP is scheduled by itself, and its answer, if there is one, is not the service's affair.
+    pub const ONE_PACKET: SchedulerFlags = SchedulerFlags(8);
 
     /// One flag, as `ipvsadm` or kube-router call it.
     pub fn parse(text: &str) -> Option<SchedulerFlags> {
@@ -166,6 +169,7 @@ impl SchedulerFlags {
             "sh-fallback" | "mh-fallback" | "flag-1" => Some(SchedulerFlags::FALLBACK),
             "sh-port" | "mh-port" | "flag-2" => Some(SchedulerFlags::PORT),
             "flag-3" => Some(SchedulerFlags::THIRD),
+            "ops" => Some(SchedulerFlags::ONE_PACKET),
             _ => None,
         }
     }
@@ -217,5 +221,7 @@ mod tests {
         assert_eq!(say(Some(Scheduler::Maglev)), "mh mh-fallback mh-port");
         assert_eq!(say(None), "default sh-fallback sh-port");
         assert_eq!(Algorithm::of(Scheduler::RoundRobin).to_string(), "rr");
+        let ops = Algorithm { flags: SchedulerFlags::ONE_PACKET, ..Algorithm::of(Scheduler::RoundRobin) };
+        assert_eq!(ops.to_string(), "rr ops");
     }
 }

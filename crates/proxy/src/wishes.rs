@@ -133,8 +133,8 @@ mod tests {
         let abilities = Abilities {
             schedulers: vec![RoundRobin],
             weights: true,
-            relay: false,
             instead: "chance decides",
+            ..Abilities::default()
         };
         let mut unmet = Unmet::default();
         let told = |news: Vec<(ServiceKey, String)>| -> Vec<String> {

@@ -2,9 +2,13 @@
 
 //! Real servers that are going: no new connections, and none left or a bound passed before they are gone.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use hashbrown::HashMap;
+use model::PerFamily;
 use netlink::{
     Error as WireError,
     ipvs::{Change, DestKey, HeldDest, ServiceKey},
@@ -19,28 +23,37 @@ use crate::{Applied, Error};
 /// As long as the kernel remembers an idle TCP connection. What is open then ends with its next packet.
 const BOUND: Duration = Duration::from_secs(15 * 60);
 
+/// So many virtual servers are asked for their connections in one step.
+const AT_ONCE: usize = 128;
+
 /// Since when each is going.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     since: HashMap<(ServiceKey, DestKey), Instant>,
+    /// Those whose turn has not come yet.
+    queue: PerFamily<VecDeque<ServiceKey>>,
 }
 
 impl Clock {
-    /// Looks at all that are going, and removes those that may go now. Returns whether some are left.
+    /// Looks at those that are going, some at a time, and removes those that may go now.
     pub(super) fn step(
         &mut self,
         site: &mut Site<'_>,
         holdings: &mut Holdings,
         now: Instant,
-    ) -> Result<bool, Error> {
-        let keys: Vec<ServiceKey> = holdings.leaving.keys().copied().collect();
+    ) -> Result<(), Error> {
         let family = site.family;
+        let queue = &mut self.queue[family];
+        if queue.is_empty() {
+            queue.extend(holdings.leaving.keys().copied());
+        }
+        let turn: Vec<ServiceKey> = queue.drain(..queue.len().min(AT_ONCE)).collect();
         self.since.retain(|(key, dest), _| {
             let is_other = key.family() != crate::nftables::wire(family);
             is_other || holdings.leaving.get(key).is_some_and(|leaving| leaving.dests.contains(dest))
         });
         let mut applied = Applied::default();
-        for key in keys {
+        for key in turn {
             let failed = |error: WireError| Error::kernel("list", "real servers", error);
             let found = site.machine.dests(key).map_err(failed)?;
             let ripe = self.ripe(key, &found, holdings, now);
@@ -50,7 +63,7 @@ impl Clock {
             forget(key, &ripe, holdings, &mut work);
             site.carry_out(work, holdings, &mut applied)?;
         }
-        Ok(!holdings.leaving.is_empty())
+        Ok(())
     }
 
     /// Those that have no connections any more, or have had time enough.
@@ -65,7 +78,8 @@ impl Clock {
         let mut ripe = Vec::new();
         for held in found.iter().filter(|held| leaving.dests.contains(&held.dest.key)) {
             let since = *self.since.entry((key, held.dest.key)).or_insert(now);
-            let is_idle = held.active == 0 && held.inactive == 0;
+            // With all of its virtual server, it waits for what is open, as if it had been found so.
+            let is_idle = held.active == 0 && (held.inactive == 0 || leaving.whole.is_some());
             if is_idle || now.duration_since(since) >= BOUND {
                 ripe.push(held.dest.key);
             }

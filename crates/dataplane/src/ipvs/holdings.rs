@@ -24,6 +24,8 @@ pub(super) struct Holdings {
     pub(super) servers: HashMap<ServiceKey, Held>,
     /// How many need each.
     items: HashMap<Item, u32>,
+    /// How many members each set should have.
+    members: HashMap<Set, usize>,
     frontends: HashMap<Frontend, Owned>,
     /// How many frontends need each virtual server: a moment long two may, when one takes over from the other.
     wanted: HashMap<ServiceKey, u32>,
@@ -90,8 +92,14 @@ impl Holdings {
         self.items.contains_key(item)
     }
 
-    pub(super) fn items(&self) -> impl Iterator<Item = &Item> {
-        self.items.keys()
+    /// How many members a set should have.
+    pub(super) fn members(&self, set: Set) -> usize {
+        self.members.get(&set).copied().unwrap_or(0)
+    }
+
+    /// The addresses that our link should have.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.items.keys().filter_map(|item| if let Item::Address(ip) = item { Some(*ip) } else { None })
     }
 
     /// Whether a frontend needs this virtual server.
@@ -133,6 +141,9 @@ impl Holdings {
         let count = self.items.entry(item).or_default();
         *count += 1;
         if *count == 1 {
+            if let Item::Member(set, _) = item {
+                *self.members.entry(set).or_default() += 1;
+            }
             work.add.push(item);
         }
     }
@@ -143,6 +154,9 @@ impl Holdings {
         *count -= 1;
         if *count == 0 {
             self.items.remove(item);
+            if let Item::Member(set, _) = item {
+                self.members.entry(*set).and_modify(|count| *count -= 1);
+            }
             work.remove.push(*item);
         }
     }

@@ -27,6 +27,8 @@ pub trait Machine: Send {
     fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
     fn remove(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
 
+    /// The index of our link, if there is one.
+    fn find_link(&mut self) -> Result<Option<u32>, Error>;
     /// The index of our link, which is made if need be.
     fn link(&mut self) -> Result<u32, Error>;
     fn addresses(&mut self) -> Result<Vec<Address>, Error>;
@@ -94,10 +96,16 @@ impl Machine for Kernel {
         self.ipset.remove(set, family, elements)
     }
 
-    fn link(&mut self) -> Result<u32, Error> {
+    fn find_link(&mut self) -> Result<Option<u32>, Error> {
         match self.route.link_index(IPVS_LINK) {
-            Err(error) if error.is_not_found() => {}
-            outcome => return outcome,
+            Err(error) if error.is_not_found() => Ok(None),
+            outcome => outcome.map(Some),
+        }
+    }
+
+    fn link(&mut self) -> Result<u32, Error> {
+        if let Some(link) = self.find_link()? {
+            return Ok(link);
         }
         // Never switched on: its addresses are the node's all the same, and nothing is sent by it.
         self.route.add_link(IPVS_LINK, LinkKind::Dummy)?;

@@ -65,6 +65,8 @@ pub struct Settings {
     pub strict_arp: bool,
     /// How long idle connections are remembered; 0 leaves what is.
     pub timeouts: Timeouts,
+    /// Schedulers that services ask for and this kernel turned out not to have. The node's own takes their place.
+    pub absent: Vec<Scheduler>,
 }
 
 impl Default for Settings {
@@ -74,6 +76,7 @@ impl Default for Settings {
             exclude: Vec::new(),
             strict_arp: false,
             timeouts: Timeouts::default(),
+            absent: Vec::new(),
         }
     }
 }
@@ -96,6 +99,7 @@ pub struct Ipvs<M = Kernel, T = Xtables> {
     retired: Vec<Reading>,
     /// The kernel's settings are ours to set: not in tests.
     settles: bool,
+    settled: sysctl::Settled,
     /// What is not as it should be on this host; told once.
     doubts: Vec<String>,
 }
@@ -142,6 +146,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             counts: false,
             retired: Vec::new(),
             settles: false,
+            settled: sysctl::Settled::default(),
             doubts: Vec::new(),
         }
     }
@@ -157,8 +162,12 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             link: self.link,
             spared: &spared,
             retired: self.counts.then_some(&mut gone),
+            absent: Vec::new(),
         };
         let done = work(&mut site);
+        let absent = std::mem::take(&mut site.absent);
+        let news = absent.into_iter().filter(|it| !self.config.ipvs.absent.contains(it)).collect::<Vec<_>>();
+        self.config.ipvs.absent.extend(news);
         let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         let reading = |(key, endpoint, connections)| {
             Some(Reading { frontend: *owners.get(&key)?, endpoint, connections })
@@ -207,7 +216,8 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     /// What has to be in order before anything else: settings, timeouts, the link.
     fn prepare(&mut self, plan: &Plan, applied: &mut Applied) -> Result<(), Error> {
         if self.settles {
-            sysctl::settle(&self.config.ipvs, &mut applied.warnings).map_err(Error::Setting)?;
+            self.settled =
+                sysctl::settle(&self.config.ipvs, &mut applied.warnings).map_err(Error::Setting)?;
             let timeouts = self.config.ipvs.timeouts;
             if timeouts != Timeouts::default()
                 && let Err(error) = self.machine.set_timeouts(timeouts)
@@ -227,6 +237,20 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         self.addresses = Addresses::read(&mut self.machine, self.link)
             .map_err(|error| Error::kernel("list", "the addresses of this node", error))?;
         Ok(())
+    }
+
+    /// See `everything`; once more where it turns out that the kernel has not a scheduler that a service asks for.
+    fn complete(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
+        loop {
+            let lacked = self.config.ipvs.absent.len();
+            let outcome = self.everything(plan, family, applied);
+            let Settings { absent, scheduler: own, .. } = &self.config.ipvs;
+            if outcome.is_ok() || absent.len() == lacked {
+                return outcome;
+            }
+            let say = |name: &Scheduler| format!("this kernel has not ip_vs_{name}; {own} serves instead");
+            applied.warnings.extend(absent[lacked..].iter().map(say));
+        }
     }
 
     /// Reads what the kernel holds of a family, and writes what is missing.
@@ -343,6 +367,24 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         Ok(())
     }
 
+    /// Sees off those that go, and compares a part of the rest.
+    fn look(&mut self, now: Instant) -> Result<Audited, Error> {
+        let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
+        let mut clock = std::mem::take(&mut self.clock);
+        for family in self.families() {
+            let holdings = &mut known[family];
+            self.at(family, |site| clock.step(site, holdings, now))?;
+        }
+        self.clock = clock;
+        let wanted = audit::Wanted { known: &known, families: self.config.families, link: self.link };
+        let drift = self.round.step(&mut self.machine, &wanted, now);
+        let mut drift = drift.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
+        drift = drift.or_else(|| self.settled.drift());
+        self.known = Some(known);
+        // Nobody else tells, so it is looked again soon; the round has its own pauses.
+        Ok(Audited { drift, more: true, retired: std::mem::take(&mut self.retired) })
+    }
+
     /// What a change comes to. The cost grows with the change.
     fn change(
         &mut self,
@@ -434,6 +476,10 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             _ => None,
         };
         let was_known = known.is_some();
+        if matches!(scope, Scope::All) {
+            // Somebody may have loaded what was missing.
+            self.config.ipvs.absent.clear();
+        }
         if changes.is_none() {
             self.prepare(plan, &mut applied)?;
         }
@@ -444,7 +490,7 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             let outcome = match changes {
                 Some(changes) => self.change(plan, changes, (family, &mut holdings), &mut applied),
                 None => {
-                    holdings = self.everything(plan, family, &mut applied)?;
+                    holdings = self.complete(plan, family, &mut applied)?;
                     Ok(())
                 }
             };
@@ -453,7 +499,7 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
                 applied.fallbacks.push(family);
                 applied.warnings.push(format!("{error}; everything is compared instead"));
                 self.prepare(plan, &mut applied)?;
-                holdings = self.everything(plan, family, &mut applied)?;
+                holdings = self.complete(plan, family, &mut applied)?;
             }
             next[family] = holdings;
         }
@@ -462,7 +508,9 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             Some(changes) => self.follow(&next, changes),
         }
         self.known = Some(next);
-        self.round = audit::Round::default();
+        if changes.is_none() {
+            self.round = audit::Round::default();
+        }
         applied.retired = std::mem::take(&mut self.retired);
         applied.mended = matches!(scope, Scope::All) && was_known && !applied.changed_nothing();
         Ok(applied)
@@ -478,7 +526,8 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
     }
 
     fn dump(&mut self) -> Result<String, Error> {
-        let mut text = String::new();
+        let mut text = readback::text(&mut self.machine)
+            .map_err(|error| Error::kernel("read", "sets and virtual servers", error))?;
         for family in Family::BOTH {
             for table in Table::ALL {
                 let mut each_line = |line: &str| {
@@ -495,28 +544,19 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
 
     fn abilities(&self) -> Abilities {
         let schedulers = Scheduler::ALL.iter().copied();
+        let absent = &self.config.ipvs.absent;
+        let is_there = |it: &Scheduler| it.kernel_name().is_some() && !absent.contains(it);
         Abilities {
-            schedulers: schedulers.filter(|scheduler| scheduler.kernel_name().is_some()).collect(),
+            schedulers: schedulers.filter(is_there).collect(),
             weights: true,
+            one_packet: true,
             relay: false,
             instead: "the scheduler of the node chooses",
         }
     }
 
     fn audit(&mut self) -> Result<Audited, Error> {
-        let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
-        let mut clock = std::mem::take(&mut self.clock);
-        let mut is_going = false;
-        for family in self.families() {
-            let holdings = &mut known[family];
-            is_going |= self.at(family, |site| clock.step(site, holdings, Instant::now()))?;
-        }
-        self.clock = clock;
-        let found = self.round.step(&mut self.machine, &known, self.config.families);
-        let found = found.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
-        self.known = Some(known);
-        let retired = std::mem::take(&mut self.retired);
-        Ok(Audited { drift: found.drift, more: is_going || found.more, retired })
+        self.look(Instant::now())
     }
 
     fn variant(&self) -> Option<xtables::Variant> {

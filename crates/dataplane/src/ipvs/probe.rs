@@ -56,7 +56,7 @@ fn look(settings: &Settings, families: PerFamily<bool>, tools: &Xtables) -> Vec<
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
         let absent = sets(family);
         if absent.is_empty() {
-            missing.extend(rules(&mut tools.clone(), family).err());
+            missing.extend(rules(&mut tools.clone(), family));
         }
         missing.extend(absent);
     }
@@ -130,7 +130,7 @@ const NEEDS: [(Table, &str, &str); 9] = [
 ];
 
 /// The rules of the mode, as they are; and if they are refused, what they need, one by one. The sets are there.
-fn rules(tools: &mut dyn Tables, family: Family) -> Result<(), String> {
+fn rules(tools: &mut dyn Tables, family: Family) -> Vec<String> {
     let plan = model::Plan::new();
     let (settings, own) = (Settings::default(), std::collections::BTreeSet::new());
     let scene = Scene { plan: &plan, family, settings: &settings, own: &own, mark: 1 << 14 };
@@ -138,16 +138,20 @@ fn rules(tools: &mut dyn Tables, family: Family) -> Result<(), String> {
     let failure = match tools.restore(family, &script.input()) {
         Err(failure @ (Failure::Refused { .. } | Failure::Missing { .. })) => failure,
         // Somebody holds the lock, or the machine is slow: that passes.
-        Ok(()) | Err(_) => return Ok(()),
+        Ok(()) | Err(_) => return Vec::new(),
     };
+    let mut missing = Vec::new();
     for (table, rule, module) in NEEDS {
         let rule = rule.replace('@', &Set::IpvsIps.name(family)).replace('%', &Set::Inside.name(family));
         let input = format!("*{table}\n:PORTOLAN-PROBE - [0:0]\n-A PORTOLAN-PROBE {rule}\nCOMMIT\n");
         if tools.restore(family, &input).is_err() {
-            return Err(module.to_owned());
+            missing.push(module.to_owned());
         }
     }
-    Err(format!("what the rules of iptables need for {family} ({failure})"))
+    if missing.is_empty() {
+        missing.push(format!("what the rules of iptables need for {family} ({failure})"));
+    }
+    missing
 }
 
 #[cfg(test)]
@@ -178,8 +182,9 @@ mod tests {
         for (word, module) in
             [("--match-set", "xt_set"), ("--map-mark", "xt_set"), ("addrtype", "xt_addrtype")]
         {
-            assert_eq!(rules(&mut Without(word), Family::V4), Err(module.to_owned()));
+            assert_eq!(rules(&mut Without(word), Family::V4), [module]);
         }
-        assert_eq!(rules(&mut Without("nothing of this"), Family::V6), Ok(()));
+        assert_eq!(rules(&mut Without("-A"), Family::V4).len(), NEEDS.len(), "each is named");
+        assert_eq!(rules(&mut Without("nothing of this"), Family::V6), [""; 0]);
     }
 }

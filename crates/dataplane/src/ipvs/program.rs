@@ -7,6 +7,7 @@ use std::{
     net::IpAddr,
 };
 
+use model::Family;
 use netlink::{ipset::Element, ipvs::ServiceKey};
 
 use super::{
@@ -27,13 +28,18 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn render(scene: &Scene<'_>) -> Program {
-        let mut program = Program {
+    /// Nothing yet.
+    pub(super) fn empty(family: Family) -> Program {
+        Program {
             servers: BTreeMap::new(),
             sets: Set::ALL.map(|set| (set, BTreeSet::new())).into(),
             addresses: BTreeSet::new(),
-            tables: iptables::program::Program::new(scene.family),
-        };
+            tables: iptables::program::Program::new(family),
+        }
+    }
+
+    pub fn render(scene: &Scene<'_>) -> Program {
+        let mut program = Program::empty(scene.family);
         let mut marks = Marks::default();
         for (frontend, decision) in scene.plan.frontends().filter(|(f, _)| f.family() == scene.family) {
             let number = render::is_split(decision).then(|| marks.number(frontend)).flatten();
@@ -54,7 +60,7 @@ impl Program {
         program
     }
 
-    fn add(&mut self, item: Item) {
+    pub(super) fn add(&mut self, item: Item) {
         match item {
             Item::Member(set, element) => {
                 self.sets.entry(set).or_default().insert(element);

@@ -2,22 +2,24 @@
 
 //! What the kernel holds now that is ours. Others use IPVS too, keepalived for one: theirs is not looked at.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, fmt::Write as _, net::IpAddr};
 
 use hashbrown::{HashMap, HashSet};
 use model::{Address, Family, Frontend, Protocol};
 use netlink::{
     Error,
     ipset::Element,
-    ipvs::{HeldService, ServiceKey},
+    ipvs::{Forward, HeldDest, HeldService, ServiceKey},
 };
 
 use super::{
     holdings::{Held, asked},
     kernel::Machine,
     marks::{self, Marks},
-    render::Item,
+    program::Program,
+    render::{Item, Server},
     sets::Set,
+    text,
 };
 
 /// See the module.
@@ -85,11 +87,16 @@ pub(super) fn servers(
     let mut servers = HashMap::with_capacity(ours.len());
     for held in ours {
         let key = held.service.key;
-        let dests = machine.dests(key)?.into_iter().map(|held| (held.dest.key, held.dest.weight)).collect();
+        let dests = machine.dests(key)?.iter().map(|held| (held.dest.key, weight(held))).collect();
         servers.insert(key, Held { service: asked(&held.service), dests });
     }
     readback.servers = servers;
     Ok(())
+}
+
+/// Of a real server as ours are. Any other has one that none of ours can have, so that it is put right.
+pub(super) fn weight(held: &HeldDest) -> u32 {
+    if held.dest.forward == Forward::Nat { held.dest.weight } else { u32::MAX }
 }
 
 struct Ownership<'a> {
@@ -118,6 +125,31 @@ impl Ownership<'_> {
             |item: &Item| matches!(item, Item::Member(_, Element::Marked { mark: m, .. }) if m == mark);
         self.items.iter().any(has_mark)
     }
+}
+
+/// All that is ours, as `ipvsadm -ln` and `ipset list` show it, and the addresses of our link.
+pub(super) fn text(machine: &mut dyn Machine) -> Result<String, Error> {
+    let link = machine.find_link()?;
+    let addresses = Addresses::read(machine, link.unwrap_or(0))?;
+    let all = machine.servers()?;
+    let mut text = String::new();
+    for family in Family::BOTH {
+        let mut found = items(machine, &addresses, family)?;
+        servers(machine, &mut found, &addresses, (&*all, family), &HashSet::new())?;
+        let mut program = Program::empty(family);
+        for (key, Held { service, dests }) in found.servers {
+            let mut dests: Vec<_> = dests.into_iter().collect();
+            dests.sort_unstable();
+            program.servers.insert(key, Server { service, dests });
+        }
+        found.items.into_iter().for_each(|item| program.add(item));
+        text += &text::ipvsadm(&program);
+        text += &text::ipset(&program);
+        for ip in &program.addresses {
+            let _ = writeln!(text, "{} {ip}", crate::names::IPVS_LINK);
+        }
+    }
+    Ok(text)
 }
 
 /// The numbers that frontends already have.

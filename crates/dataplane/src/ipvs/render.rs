@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
     Address, Backend, Decision, Family, Forward, Frontend, HealthCheck, Masquerade, NodePortScope, Plan,
-    Role, Scheduler, SchedulerFlags, Verdict,
+    Protocol, Role, Scheduler, SchedulerFlags, Verdict,
 };
 use netlink::{
     ipset::Element,
@@ -218,7 +218,7 @@ impl Writer<'_> {
         }
         let protocol = self.frontend.protocol;
         let elements: Vec<Element> = match protocol {
-            model::Protocol::Sctp => {
+            Protocol::Sctp => {
                 self.scene.places(self.frontend).into_iter().map(|ip| self.element(ip)).collect()
             }
             _ => vec![Element::Port(self.frontend.port)],
@@ -283,9 +283,13 @@ impl Writer<'_> {
         ] {
             flags |= if asked.flags.contains(wish) { flag } else { 0 };
         }
+        if self.frontend.protocol == Protocol::Udp && asked.flags.contains(SchedulerFlags::ONE_PACKET) {
+            flags |= flags::ONE_PACKET;
+        }
         // A hash may lead to a real server that is going; without this flag the client would be refused.
         let hashed = |name: &str| if matches!(name, "sh" | "mh") { flags::SCHEDULER_1 } else { 0 };
-        if let Some(name) = asked.scheduler.and_then(Scheduler::kernel_name) {
+        let is_there = |scheduler: &Scheduler| !self.scene.settings.absent.contains(scheduler);
+        if let Some(name) = asked.scheduler.filter(is_there).and_then(Scheduler::kernel_name) {
             return (name, flags | hashed(name));
         }
         match (self.scene.settings.scheduler.as_str(), is_weighted) {

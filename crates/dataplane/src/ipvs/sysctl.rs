@@ -31,8 +31,22 @@ const FORWARD: Need = need("net/ipv4/ip_forward", "1");
 const STRICT_ARP: [Need; 2] =
     [need("net/ipv4/conf/all/arp_ignore", "1"), need("net/ipv4/conf/all/arp_announce", "2")];
 
+/// Settings that are as they must be.
+#[derive(Debug, Default)]
+pub(super) struct Settled(Vec<(&'static str, &'static str)>);
+
+impl Settled {
+    /// One that somebody has changed since, in words.
+    pub(super) fn drift(&self) -> Option<String> {
+        let (path, value) =
+            self.0.iter().find(|(path, value)| is_now(path).is_ok_and(|now| now != *value))?;
+        Some(format!("/proc/sys/{path} is not {value} any more"))
+    }
+}
+
 /// Sets what is not as it must be. The error is one sentence; what only hurts is in `warnings`.
-pub(super) fn settle(settings: &Settings, warnings: &mut Vec<String>) -> Result<(), String> {
+pub(super) fn settle(settings: &Settings, warnings: &mut Vec<String>) -> Result<Settled, String> {
+    let mut settled = Settled::default();
     let mut needs = vec![TRACKED, NO_DEST, QUIESCENT, FORWARD];
     needs.push(need(REUSE, if is_before_5_9() { "0" } else { "1" }));
     if settings.strict_arp {
@@ -45,18 +59,23 @@ pub(super) fn settle(settings: &Settings, warnings: &mut Vec<String>) -> Result<
                 return Err(text);
             }
             warnings.push(text);
+        } else {
+            settled.0.push((path, value));
         }
     }
-    Ok(())
+    Ok(settled)
 }
 
 /// Read first: in a container the file is often read-only, and the setting right.
 fn ensure(path: &str, value: &str) -> io::Result<()> {
-    let path = format!("/proc/sys/{path}");
-    if fs::read_to_string(&path)?.trim() == value {
+    if is_now(path)? == value {
         return Ok(());
     }
-    fs::write(&path, value)
+    fs::write(format!("/proc/sys/{path}"), value)
+}
+
+fn is_now(path: &str) -> io::Result<String> {
+    Ok(fs::read_to_string(format!("/proc/sys/{path}"))?.trim().to_owned())
 }
 
 fn is_before_5_9() -> bool {

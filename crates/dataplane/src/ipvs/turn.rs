@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use model::Family;
+use model::{Family, Scheduler};
 use netlink::{
     ipset::Element,
     ipvs::{Change, DestKey, HeldDest, ServiceKey},
@@ -32,6 +32,8 @@ pub(super) struct Site<'a> {
     pub(super) spared: &'a dyn Fn(&ServiceKey) -> bool,
     /// What real servers that were removed had counted, where anything is.
     pub(super) retired: Option<&'a mut Vec<(ServiceKey, SocketAddr, u64)>>,
+    /// Schedulers that the kernel turned out not to have.
+    pub(super) absent: Vec<Scheduler>,
 }
 
 impl Site<'_> {
@@ -51,7 +53,11 @@ impl Site<'_> {
         for (set, elements) in &members {
             self.add(*set, elements)?;
         }
-        self.change(&work.servers, applied)?;
+        for (key, to) in self.change(&work.servers, applied)? {
+            if let Some(held) = holdings.servers.get_mut(&key) {
+                held.dests.remove(&to);
+            }
+        }
         for ip in &addresses {
             self.machine.bind(self.link, *ip).map_err(|error| Error::kernel("add", ip.to_string(), error))?;
         }
@@ -93,17 +99,39 @@ impl Site<'_> {
             .map_err(|error| Error::kernel("remove from set", name, error))
     }
 
-    /// Virtual and real servers. A refusal means that they are not what we thought.
-    pub(super) fn change(&mut self, changes: &[Change], applied: &mut Applied) -> Result<(), Error> {
+    /// Virtual and real servers. A refusal means that they are not what we thought; but real servers with an address that
+    /// cannot be one are left out, and come back.
+    pub(super) fn change(
+        &mut self,
+        changes: &[Change],
+        applied: &mut Applied,
+    ) -> Result<Vec<(ServiceKey, DestKey)>, Error> {
+        let mut left_out = Vec::new();
         if changes.is_empty() {
-            return Ok(());
+            return Ok(left_out);
         }
         self.retire(changes);
         let failed = |error| Error::kernel("change", "virtual servers", error);
         let refusals = self.machine.change(changes).map_err(failed)?;
-        if let Some(refusal) = refusals.into_iter().next() {
-            let what = changes.get(refusal.index).map(|change| Words(change).to_string());
-            return Err(Error::kernel("change", what.unwrap_or_default(), refusal.error));
+        for refusal in &refusals {
+            // A server that is not there has another error.
+            if let Some(Change::AddService(it) | Change::SetService(it)) = changes.get(refusal.index)
+                && refusal.error.errno() == Some(netlink::Errno::NOENT)
+            {
+                self.absent.extend(Scheduler::parse(&it.scheduler));
+            }
+        }
+        for refusal in refusals {
+            let change = changes.get(refusal.index);
+            let what = change.map(|change| Words(change).to_string()).unwrap_or_default();
+            match change {
+                // The address of a network, or a broadcast, of a link of this node.
+                Some(Change::AddDest(key, to)) if refusal.error.errno() == Some(netlink::Errno::INVAL) => {
+                    left_out.push((*key, to.key));
+                    applied.warnings.push(format!("{what} is left out: the kernel refuses its address"));
+                }
+                _ => return Err(Error::kernel("change", what, refusal.error)),
+            }
         }
         for change in changes {
             match change {
@@ -115,7 +143,8 @@ impl Site<'_> {
                 Change::RemoveService(_) | Change::RemoveDest(..) => applied.removed += 1,
             }
         }
-        Ok(())
+        applied.added -= left_out.len() as u64;
+        Ok(left_out)
     }
 
     /// Remembers what those that go have counted. What the kernel does not tell is left out.
@@ -175,7 +204,7 @@ impl Site<'_> {
                 work.remove.retain(|removed| !again.add.contains(removed));
             }
         }
-        self.change(&changes, applied)
+        self.change(&changes, applied).map(drop)
     }
 
     fn is_busy(&mut self, key: ServiceKey) -> Result<bool, Error> {

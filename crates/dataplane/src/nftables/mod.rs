@@ -133,7 +133,12 @@ impl<T: Transport> Dataplane for Nftables<T> {
 
     fn abilities(&self) -> Abilities {
         let schedulers = render::SCHEDULERS.to_vec();
-        Abilities { schedulers, weights: true, relay: false, instead: "endpoints are drawn at random" }
+        Abilities {
+            schedulers,
+            weights: true,
+            instead: "endpoints are drawn at random",
+            ..Abilities::default()
+        }
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

@@ -241,7 +241,8 @@ fn gone(flows: &[FlowRule], frontend: &Frontend) -> Vec<SocketAddr> {
 
 fn abilities() -> Abilities {
     let schedulers = book::SCHEDULERS.to_vec();
-    Abilities { schedulers, weights: true, relay: true, instead: "the least busy endpoint is taken" }
+    let instead = "the least busy endpoint is taken";
+    Abilities { schedulers, weights: true, relay: true, instead, ..Abilities::default() }
 }
 
 fn says_of_sctp(count: usize) -> Option<String> {

@@ -13,7 +13,7 @@ use std::{
 
 use dataplane::Mode;
 use ipnet::IpNet;
-use model::{DetectLocal, Family, NodePortAddress, PerFamily};
+use model::{DetectLocal, Family, NodePortAddress, PerFamily, Scheduler};
 
 use super::{Config, StreamOptions, gates, own};
 use crate::syntax::{GoDuration, parse_cidr, parse_ip, parse_socket};
@@ -352,6 +352,7 @@ fn ipvs_settings(config: &Config) -> dataplane::ipvs::Settings {
             tcp_fin: seconds(ipvs.tcp_fin_timeout),
             udp: seconds(ipvs.udp_timeout),
         },
+        absent: Vec::new(),
     }
 }
 
@@ -360,6 +361,11 @@ fn ipvs(config: &Config, list: &mut Wrong) {
     list.not_negative("ipvs.tcpTimeout", ipvs.tcp_timeout);
     list.not_negative("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
     list.not_negative("ipvs.udpTimeout", ipvs.udp_timeout);
+    let known = || Scheduler::ALL.iter().filter_map(|scheduler| scheduler.kernel_name());
+    if !ipvs.scheduler.is_empty() && !known().any(|name| name == ipvs.scheduler) {
+        let all = format!("must be one of {}", known().collect::<Vec<_>>().join(", "));
+        list.add("ipvs.scheduler", &ipvs.scheduler, all);
+    }
     for entry in ipvs.exclude_cidrs.iter().flatten() {
         if parse_cidr(entry).is_none() {
             list.add("ipvs.excludeCIDRs", entry, "must be a CIDR");

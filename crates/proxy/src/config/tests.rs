@@ -198,6 +198,7 @@ fn bad_values_are_named_by_field() {
             &["ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout"],
         ),
         ("mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.1]}\n", &["ipvs.excludeCIDRs"]),
+        ("mode: ipvs\nipvs: {scheduler: fastest}\n", &["ipvs.scheduler"]),
         ("detectLocalMode: clustercidr\n", &["detectLocalMode"]),
         ("detectLocalMode: BridgeInterface\n", &["detectLocal.bridgeInterface"]),
         ("detectLocalMode: InterfaceNamePrefix\n", &["detectLocal.interfaceNamePrefix"]),

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use dataplane::{Config, Dataplane, Mode, Scope, conntrack::Sweeper, xtables::Variant};
@@ -212,6 +212,7 @@ impl Judge for Kernel {
 
     /// What was changed step by step must be what a new process would make of the plan at once.
     fn finish(&mut self, plan: &Plan) -> Result<(), String> {
+        self.see_off()?;
         let (mode, config) = (self.mode, &self.config);
         let node = self.lab.netns("node-a").map_err(text)?;
         let applied = node
@@ -232,6 +233,29 @@ impl Kernel {
     fn referee<'a>(&'a self, probe: &'a Probe) -> Referee<'a> {
         let is_bound = self.config.userspace.bind;
         Referee { mode: self.mode, is_bound, host: &self.host, lab: &self.lab, probe, expect: &probe.expect }
+    }
+
+    /// In ipvs mode a service that was deleted stays as long as connections of it are open; the last may just be ending.
+    fn see_off(&mut self) -> Result<(), String> {
+        if self.mode != Mode::Ipvs {
+            return Ok(());
+        }
+        self.flows.clear();
+        let node = self.lab.netns("node-a").map_err(text)?;
+        let mut ipvs = netlink::ipvs::Ipvs::open_in(node).map_err(text)?;
+        let mut is_busy = || -> Result<bool, netlink::Error> {
+            for held in ipvs.services()? {
+                if ipvs.dests(held.service.key)?.iter().any(|dest| dest.active > 0) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        let end = Instant::now() + SILENCE * slowness();
+        while is_busy().map_err(text)? && Instant::now() < end {
+            thread::sleep(Duration::from_millis(10));
+        }
+        node.run(|| self.dataplane.audit()).map_err(text)?.map(drop).map_err(text)
     }
 
     fn open(&mut self, name: &str, probe: &Probe) -> Result<(), String> {

@@ -5,6 +5,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use model::{DetectLocal, Family, PerFamily, Plan, TrafficPolicy};
@@ -259,14 +261,20 @@ fn what_others_change_is_found_and_mended() {
     let cluster = sampler();
     let mut ipvs = ipvs(Memory::default());
     ipvs.apply(&cluster.plan, Scope::All).unwrap();
-    let round = |ipvs: &mut Fake| loop {
-        let audited = ipvs.audit().unwrap();
-        if audited.drift.is_some() || !audited.more {
-            return audited.drift;
-        }
+    let mut now = Instant::now();
+    let mut round = |ipvs: &mut Fake| {
+        (0..10).find_map(|_| {
+            now += Duration::from_secs(1);
+            ipvs.look(now).unwrap().drift
+        })
     };
     assert_eq!(round(&mut ipvs), None);
-    let harms: [&dyn Fn(&mut Memory); 4] = [
+    let harms: [&dyn Fn(&mut Memory); 6] = [
+        &|memory| assert!(memory.bound.remove(&ip(Family::V4, "10.96.0.1"))),
+        &|memory| {
+            let dests = &mut memory.servers.get_mut(&vip(1)).unwrap().1;
+            dests.get_mut(&dest(101)).unwrap().forward = Forward::Other(3);
+        },
         &|memory| drop(memory.servers.remove(&vip(1))),
         &|memory| memory.servers.get_mut(&vip(1)).unwrap().0.scheduler = "sh".to_owned(),
         &|memory| memory.servers.get_mut(&vip(1)).unwrap().1.retain(|key, _| *key != dest(101)),
@@ -279,6 +287,95 @@ fn what_others_change_is_found_and_mended() {
         assert_holds(&ipvs, &cluster.plan);
         assert_eq!(round(&mut ipvs), None);
     }
+}
+
+/// Changes come all the time; what somebody did is found all the same.
+#[test]
+fn changes_do_not_put_the_comparison_off() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let every = (1..=200).map(sketch);
+    cluster.update(every.flat_map(|it| [vec![it.service()], it.slices(&ready(&[101, 102, 103]))].concat()));
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    ipvs.machine.servers.get_mut(&vip(200)).unwrap().1.retain(|key, _| *key != dest(101));
+    let start = Instant::now();
+    let found = (1..30u8).find_map(|second| {
+        let more = cluster.update(sketch(1).slices(&ready(&[101, 110 + second])));
+        ipvs.apply(&cluster.plan, Scope::Only(&more)).unwrap();
+        let asked = std::mem::take(&mut ipvs.machine.asked);
+        let drift = ipvs.look(start + Duration::from_secs(second.into())).unwrap().drift;
+        assert!(ipvs.machine.asked < asked + 250, "a step is small: {}", ipvs.machine.asked);
+        drift
+    });
+    assert_eq!(found.as_deref(), Some("the real servers of 10.96.0.200:80/tcp have changed"));
+}
+
+/// One service asks for what this kernel has not: it is served, by the node's scheduler, and all others are too.
+#[test]
+fn a_scheduler_that_is_not_there_hurts_nobody() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let odd = |scheduler| {
+        let model::Update::Service(mut service) = sketch(1).service() else { panic!("a service") };
+        let algorithm = model::Algorithm::of(scheduler);
+        service.tuning = Some(Arc::new(model::Tuning { algorithm, ..model::Tuning::default() }));
+        model::Update::Service(service)
+    };
+    let (lblcr, twos) = (model::Scheduler::LocalityReplication, model::Scheduler::RandomOfTwo);
+    let first = [vec![odd(lblcr)], sketch(1).slices(&ready(&[101]))].concat();
+    cluster.update([first, vec![sketch(2).service()], sketch(2).slices(&ready(&[102]))].concat());
+    let mut ipvs = ipvs(Memory { lacks: vec!["lblcr", "twos"], ..Memory::default() });
+    let scheduler = |ipvs: &Fake, number| ipvs.machine.servers[&vip(number)].0.scheduler.clone();
+    let applied = ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    assert_eq!(applied.warnings, ["this kernel has not ip_vs_lblcr; rr serves instead"]);
+    assert_eq!((scheduler(&ipvs, 1).as_str(), scheduler(&ipvs, 2).as_str()), ("rr", "rr"));
+    assert!(!ipvs.abilities().schedulers.contains(&lblcr), "so that people are told");
+    let changes = cluster.update([odd(twos)]);
+    let applied = ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    assert!(applied.warnings.iter().any(|it| it.contains("scheduler twos")), "{:?}", applied.warnings);
+    assert_eq!(ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap().warnings, [""; 0], "it is known");
+    ipvs.machine.lacks.clear();
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    assert_eq!(scheduler(&ipvs, 1), "twos", "somebody has loaded it");
+}
+
+#[test]
+fn an_endpoint_that_the_kernel_refuses_hurts_only_itself() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let both = [sketch(1), sketch(2)];
+    cluster.update(both.iter().flat_map(|it| [vec![it.service()], it.slices(&ready(&[101, 102]))].concat()));
+    let mut ipvs = ipvs(Memory { refuses: Some(dest(101).address), ..Memory::default() });
+    let applied = ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let says =
+        "real server 10.244.1.101:8080 of 10.96.0.2:80/tcp is left out: the kernel refuses its address";
+    assert!(applied.warnings.iter().any(|it| it == says), "{:?}", applied.warnings);
+    for number in [1, 2] {
+        let dests: Vec<DestKey> = ipvs.machine.servers[&vip(number)].1.keys().copied().collect();
+        assert_eq!(dests, [dest(102)]);
+    }
+    assert_eq!(ipvs.look(Instant::now()).unwrap().drift, None, "what is left out is not missed");
+    let changes = cluster.update(both[0].slices(&ready(&[102, 103])));
+    assert_eq!(ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap().warnings, [""; 0]);
+}
+
+/// Only UDP has packets without connections.
+#[test]
+fn packets_are_scheduled_one_by_one_where_it_is_asked_for() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let model::Update::Service(mut service) = sketch(1).service() else { panic!("a service") };
+    let flags = model::SchedulerFlags::ONE_PACKET;
+    let algorithm = model::Algorithm { scheduler: None, flags };
+    service.tuning = Some(Arc::new(model::Tuning { algorithm, ..model::Tuning::default() }));
+    let mut udp = service.ports[0].clone();
+    udp.protocol = model::Protocol::Udp;
+    service.ports = service.ports.iter().cloned().chain([udp]).collect();
+    cluster.update([model::Update::Service(service)]);
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let ops = |protocol| {
+        let key = ServiceKey::At { protocol, address: ip(Family::V4, "10.96.0.1"), port: 80 };
+        ipvs.machine.servers[&key].0.flags & netlink::ipvs::flags::ONE_PACKET != 0
+    };
+    assert_eq!((ops(6), ops(17)), (false, true));
 }
 
 #[test]

@@ -37,6 +37,10 @@ pub(super) struct Memory {
     pub(super) written: usize,
     pub(super) asked: usize,
     pub(super) news: bool,
+    /// Schedulers that it has not.
+    pub(super) lacks: Vec<&'static str>,
+    /// Whom it takes for no real server.
+    pub(super) refuses: Option<IpAddr>,
 }
 
 fn refused(errno: i32) -> Error {
@@ -47,6 +51,7 @@ fn refused(errno: i32) -> Error {
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const ESRCH: i32 = 3;
+const EINVAL: i32 = 22;
 
 impl Memory {
     fn write(&mut self) -> Result<(), Error> {
@@ -60,6 +65,11 @@ impl Memory {
     fn one(&mut self, change: &Change) -> Result<(), Error> {
         self.write()?;
         match change {
+            Change::AddService(Service { scheduler, .. }) | Change::SetService(Service { scheduler, .. })
+                if self.lacks.contains(&&**scheduler) =>
+            {
+                return Err(refused(ENOENT));
+            }
             Change::AddService(service) => {
                 if self.servers.contains_key(&service.key) {
                     return Err(refused(EEXIST));
@@ -72,6 +82,9 @@ impl Memory {
                 *held = Service { flags: service.flags | flags::HASHED, ..service.clone() };
             }
             Change::RemoveService(key) => drop(self.servers.remove(key).ok_or_else(|| refused(ESRCH))?),
+            Change::AddDest(_, dest) if self.refuses == Some(dest.key.address) => {
+                return Err(refused(EINVAL));
+            }
             Change::AddDest(key, dest) => {
                 let (_, dests) = self.servers.get_mut(key).ok_or_else(|| refused(ESRCH))?;
                 if dests.insert(dest.key, *dest).is_some() {
@@ -171,6 +184,10 @@ impl Machine for Memory {
         let (_, held) = self.sets.get_mut(set).ok_or_else(|| refused(ENOENT))?;
         held.retain(|old| !elements.iter().any(|element| place(element) == place(old)));
         Ok(())
+    }
+
+    fn find_link(&mut self) -> Result<Option<u32>, Error> {
+        Ok(Some(LINK))
     }
 
     fn link(&mut self) -> Result<u32, Error> {
