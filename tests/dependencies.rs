@@ -23,7 +23,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
         "portolan-testkit",
         &["portolan-model", "portolan-netlink", "portolan-dataplane", "portolan-source", "portolan-lab"],
     ),
-    ("portolan-cluster-tests", &["portolan-netlink", "portolan-lab"]),
+    ("portolan-cluster-tests", &["portolan-netlink", "portolan-lab", "portolan-testkit"]),
     ("portolan-tests", &[]),
 ];
 

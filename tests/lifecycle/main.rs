@@ -8,6 +8,7 @@
 mod bed;
 mod claim;
 mod drift;
+mod ipvs;
 mod loopback;
 mod node;
 mod restart;

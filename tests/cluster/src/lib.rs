@@ -32,6 +32,7 @@ use std::{
 use lab::{Lab, Layout};
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::pace::slowness;
 
 pub use self::{
     control::Control,
@@ -126,13 +127,13 @@ fn folder(variable: &str) -> Option<PathBuf> {
 pub fn eventually<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
     match wait_for(PATIENCE, ask) {
         Ok(value) => value,
-        Err(last) => panic!("{what}: not within {PATIENCE:?}: {last}"),
+        Err(last) => panic!("{what}: not within {:?}: {last}", PATIENCE * slowness()),
     }
 }
 
-/// Asks until the answer is `Ok` or patience is over; the last answer.
+/// Asks until the answer is `Ok` or patience is over, which lasts longer on a slow machine; the last answer.
 pub fn wait_for<T>(patience: Duration, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + patience * slowness();
     loop {
         match ask() {
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),

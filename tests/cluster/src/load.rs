@@ -21,6 +21,7 @@ use lab::{
     Answer, Flow, Lab, Route, Transport,
     address::{NODE_A, Version, address_of},
 };
+use testkit::pace::slowness;
 
 use crate::{eventually, manifest};
 
@@ -224,7 +225,7 @@ impl Worker {
         while !self.stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let answer = match self.open(Transport::Tcp) {
-                Ok(mut flow) => flow.ask(PATIENCE),
+                Ok(mut flow) => flow.ask(PATIENCE * slowness()),
                 Err(answer) => answer,
             };
             tried += 1;
@@ -246,7 +247,7 @@ impl Worker {
         for _ in 0..count {
             match self.open(transport) {
                 Ok(mut flow) => {
-                    let first = flow.ask(PATIENCE);
+                    let first = flow.ask(PATIENCE * slowness());
                     flows.push((flow, first));
                 }
                 Err(answer) => return self.fail(format!("a {transport:?} flow does not open: {answer:?}")),
@@ -257,7 +258,7 @@ impl Worker {
         while !self.stop.load(Ordering::Relaxed) {
             flows.retain_mut(|(flow, first)| {
                 questions += 1;
-                let answer = flow.ask(PATIENCE);
+                let answer = flow.ask(PATIENCE * slowness());
                 let same = same_peer(first, &answer);
                 if !same {
                     self.fail(format!("a {transport:?} flow: first {first:?}, then {answer:?}"));
@@ -282,7 +283,7 @@ impl Worker {
     fn open(&self, transport: Transport) -> Result<Flow, Answer> {
         let Line { from, to } = self.route;
         let source = Version::of(to.ip()).address(address_of(from).expect("somebody in the lab"));
-        Flow::open(Route { source, destination: to, transport }, PATIENCE)
+        Flow::open(Route { source, destination: to, transport }, PATIENCE * slowness())
     }
 
     fn fail(&self, what: String) {
