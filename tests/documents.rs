@@ -14,7 +14,7 @@ use portolan_tests::root;
 use proxy::{flags, metrics::Metrics};
 
 /// Flags of other programs, and of commands of ours. Each is accepted only on a line that names its program.
-const FOREIGN_FLAGS: [(&str, &[&str]); 15] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 17] = [
     (
         "kubectl",
         &[
@@ -35,6 +35,8 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("helm", &["--namespace", "--set"]),
+    ("ipvsadm", &["--stats"]),
+    ("kube-router", &["--cleanup-config", "--run-service-proxy"]),
     ("check-config", &["--output", "--running", "--strict"]),
     ("docker", &["--target"]),
     ("kubeadm", &["--skip-phases"]),

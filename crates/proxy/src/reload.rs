@@ -183,6 +183,9 @@ pub fn step(parsed: &Options, now: &Options) -> Step {
     if next.ipvs_fallback != now.ipvs_fallback {
         restart.push("ipvsFallback".to_owned());
     }
+    if next.userspace != now.userspace {
+        restart.push("settings of the userspace mode".to_owned());
+    }
     let node_port_range = (next.node_port_range != now.node_port_range).then(|| "nodePortRange".to_owned());
     let fields: Vec<String> =
         named(Effect::Live).into_iter().chain(node_port_range).chain(named(Effect::Nothing)).collect();

@@ -30,7 +30,8 @@ use netlink::nft::{Nft, TableRef};
 use self::ipvs::Busy;
 pub(crate) use self::legacy::remove_from;
 use crate::{
-    Mode, names,
+    Mode,
+    names::{self, userspace::TABLE as USERSPACE},
     nftables::wire,
     xtables::{Variant, leftovers as chains},
 };
@@ -87,19 +88,28 @@ pub fn withdraw(when: When) -> Report {
     nft::remove_chains(&mut nft, &is_doomed, &mut report);
     legacy::remove_chains(&is_doomed, &mut report);
     ipvs::withdraw(&mut report);
-    for family in Family::BOTH {
-        let ours = TableRef { family: wire(family), name: names::TABLE };
+    let mut is_relieved = true;
+    for (family, name) in Family::BOTH.into_iter().flat_map(|f| [names::TABLE, USERSPACE].map(|t| (f, t))) {
+        let ours = TableRef { family: wire(family), name };
         match nft.chains(ours) {
             Ok(chains) if chains.is_empty() => {}
             Ok(_) if when == When::Now || nft::serves(&mut nft, family) || legacy::serves(family) => {
-                nft::remove_table(&mut nft, family, names::TABLE, &mut report);
+                if name == names::TABLE {
+                    nft::remove_table(&mut nft, family, name, &mut report);
+                }
             }
-            Ok(_) => report.failed.push(format!(
-                "table {} {} stays, as kube-proxy has not written its rules for this family: wait until it has",
-                ours.family, ours.name
-            )),
-            Err(error) => report.failed.push(format!("table {} {}: {error}", ours.family, ours.name)),
+            Ok(_) => {
+                is_relieved = false;
+                report.failed.push(format!(
+                    "table {} {name} stays, as kube-proxy has not written its rules for this family: wait until it has",
+                    ours.family
+                ));
+            }
+            Err(error) => report.failed.push(format!("table {} {name}: {error}", ours.family)),
         }
+    }
+    if is_relieved {
+        crate::userspace::leave(&mut nft, &mut report);
     }
     report
 }

@@ -208,6 +208,25 @@ fn tables_of_nftables_modes_go() {
     });
 }
 
+/// Nobody listens any more where the rules of the userspace mode send traffic; still they stay until kube-proxy serves.
+#[test]
+fn what_the_userspace_mode_left_is_withdrawn_once_another_serves() {
+    alone(|| {
+        netlink::route::Route::open().and_then(|mut route| route.set_up(1, true)).expect("loopback goes up");
+        let mut dataplane =
+            crate::open(Mode::Userspace, &crate::Config::default()).expect("it can be opened");
+        dataplane.apply(&model::Plan::new(), crate::Scope::All).expect("an empty plan");
+        drop(dataplane);
+        let report = withdraw(When::Relieved);
+        assert_eq!((report.removed.len(), report.failed.len()), (0, 2), "{report:?}");
+        let report = withdraw(When::Now);
+        assert_eq!(report.removed, [format!("table ip {USERSPACE}"), format!("table ip6 {USERSPACE}")]);
+        assert_eq!(tool(&["nft", "list tables"], "")?, "");
+        assert_eq!(withdraw(When::Relieved).failed, Vec::<String>::new(), "nothing is left");
+        Some(())
+    });
+}
+
 /// Without IPVS in this kernel: the link, the sets, and the rules that use them.
 #[test]
 fn what_the_ipvs_mode_leaves_goes() {

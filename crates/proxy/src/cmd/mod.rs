@@ -92,6 +92,7 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
     let mut checked = checked(&options.config)?;
     checked.counted_endpoints = options.counted_endpoints;
     checked.ipvs_fallback = options.ipvs_fallback;
+    options.userspace.check()?;
     checked.userspace.relay.udp_timeout = options.userspace.udp_timeout.to_std();
     checked.userspace.bind = options.userspace.bind;
     checked.drain = options.userspace.drain.to_std();

@@ -19,6 +19,7 @@ use super::{
     decode::{sentence, typed},
     tree::{Document, Misfit, Reason},
 };
+use crate::syntax::GoDuration;
 
 /// The group and version of the type.
 pub const API_VERSION: &str = "portolan.dev/v1alpha1";
@@ -46,6 +47,12 @@ pub struct Own {
     pub source: Option<Source>,
     /// What to do instead where the kernel cannot do ipvs: `iptables`, `nftables`, or `none`.
     pub ipvs_fallback: Option<Fallback>,
+    /// In userspace mode: a UDP flow without datagrams for so long is forgotten.
+    pub udp_timeout: Option<GoDuration>,
+    /// In userspace mode: open connections may go on for so long after SIGTERM.
+    pub userspace_drain: Option<GoDuration>,
+    /// In userspace mode: listen on the service addresses themselves, without a packet filter.
+    pub userspace_bind: Option<bool>,
 }
 
 /// The mode to take where the kernel cannot do ipvs.
@@ -239,6 +246,8 @@ mod tests {
             ("nodePortRange: 0-5\n", "line 3: nodePortRange: must be two ports"),
             ("nodePortRange: 9-5\n", "line 3: nodePortRange: must be two ports"),
             ("ipvsFallback: ipvs\n", "line 3: ipvsFallback: must be iptables, nftables or none"),
+            ("userspaceDrain: 25\n", "line 3: userspaceDrain: "),
+            ("userspaceBind: perhaps\n", "line 3: userspaceBind: "),
             ("x: 1\nsource: 5\n", "line 3: x: unknown field; line 4: source: must be a string"),
         ] {
             let error = Own::decode(&format!("{HEAD}{body}")).expect_err(body);

@@ -67,6 +67,19 @@ pub struct Userspace {
     pub bind: bool,
 }
 
+impl Userspace {
+    /// What cannot be, in one sentence.
+    pub fn check(&self) -> Result<(), String> {
+        if self.udp_timeout.0 <= 0 {
+            return Err("the UDP timeout of the userspace mode must be greater than 0".to_owned());
+        }
+        if self.drain.0 < 0 {
+            return Err("the drain time of the userspace mode must not be negative".to_owned());
+        }
+        Ok(())
+    }
+}
+
 impl Default for Userspace {
     fn default() -> Userspace {
         let (udp_timeout, drain) = (GoDuration::from_secs(30), GoDuration::from_secs(25));
@@ -153,8 +166,11 @@ impl Options {
     }
 
     fn apply_own(&mut self, own: Own) {
-        let Own { mode, counted_endpoints, source, node_port_range, ipvs_fallback, api_version: _, kind: _ } =
-            own;
+        let Own { mode, counted_endpoints, source, node_port_range, ipvs_fallback, .. } = own;
+        let Userspace { udp_timeout, drain, bind } = &mut self.userspace;
+        *udp_timeout = own.udp_timeout.unwrap_or(*udp_timeout);
+        *drain = own.userspace_drain.unwrap_or(*drain);
+        *bind = own.userspace_bind.unwrap_or(*bind);
         self.ipvs_fallback = ipvs_fallback.unwrap_or(self.ipvs_fallback);
         self.counted_endpoints = counted_endpoints.unwrap_or(self.counted_endpoints);
         self.config.mode = mode.unwrap_or(std::mem::take(&mut self.config.mode));

@@ -70,8 +70,8 @@ fn every_flag_of_kube_proxy_is_there() {
         assert!(table::FLAGS.iter().any(|flag| flag.name == name), "--{name} is missing");
     }
     let ours = ["portolan-config", "source", "node-port-range", "counted-endpoints", "ipvs-fallback"];
-    // Of kube-proxy's userspace mode as it was, and one beside them.
-    let userspace = ["udp-timeout", "proxy-port-range", "userspace-drain"];
+    // Of kube-proxy's userspace mode as it was, and two beside them.
+    let userspace = ["udp-timeout", "proxy-port-range", "userspace-drain", "userspace-bind"];
     let ours = [&ours[..], &userspace].concat();
     let foreign = table::FLAGS.iter().filter(|flag| !ours.contains(&flag.name)).count();
     assert_eq!(foreign, table.split_whitespace().count(), "only these are ours");
@@ -88,12 +88,17 @@ fn our_own_settings_stand_beside_the_configuration() {
     assert_eq!((alone.config.mode.as_str(), &alone.source), ("iptables", &Source::Kubernetes));
 
     let text = "apiVersion: portolan.dev/v1alpha1\nkind: PortolanConfiguration\nmode: nftables\n\
-                source: file:/x\nnodePortRange: 1-9\n";
+                source: file:/x\nnodePortRange: 1-9\nudpTimeout: 5s\nuserspaceDrain: 1m\nuserspaceBind: true\n";
     std::fs::write(&own, text).expect("written");
     let both = options(&line);
     assert_eq!((both.config.mode.as_str(), &both.source), ("nftables", &Source::File("/x".into())));
     assert_eq!(both.config.node_port_addresses.expect("that of the mode"), ["primary"]);
     assert_eq!(both.node_port_range.to_string(), "1-9");
+    let Userspace { udp_timeout, drain, bind } = both.userspace;
+    assert_eq!((udp_timeout, drain, bind), (GoDuration::from_secs(5), GoDuration::from_secs(60), true));
+    options("--userspace-bind").userspace.check().expect("defaults are right");
+    options("--udp-timeout=0s").userspace.check().expect_err("every flow would be forgotten at once");
+    options("--userspace-drain=-1s").userspace.check().expect_err("negative");
     let flags = options(&format!("{line} --source=kubernetes --node-port-range=2-3"));
     assert_eq!((flags.source, flags.node_port_range.to_string()), (Source::Kubernetes, "2-3".to_owned()));
 
