@@ -6,7 +6,10 @@ use std::{
     fmt,
     net::IpAddr,
     ops::RangeInclusive,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -47,6 +50,8 @@ pub(super) struct Inner {
     pub(super) lingering: Mutex<HashMap<IpAddr, Vec<Arc<Service>>>>,
     /// Raised while we listen there.
     flag: Mutex<Option<Flag>>,
+    /// We are about to end: the flag is for others to raise.
+    leaves: AtomicBool,
 }
 
 pub(super) struct Running {
@@ -71,13 +76,16 @@ impl Inner {
     /// with the next change.
     pub(super) fn raise_flag(&self) {
         let mut flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
-        if flag.is_none() {
+        if flag.is_none() && !self.leaves.load(Ordering::Relaxed) {
             *flag = Flag::raise(LISTENS).ok();
         }
     }
 
+    /// For good: a last write of ours must not raise it again.
     pub(super) fn lower_flag(&self) {
-        self.flag.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        self.leaves.store(true, Ordering::Relaxed);
+        flag.take();
     }
 }
 

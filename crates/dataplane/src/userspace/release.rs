@@ -157,5 +157,8 @@ impl Succession {
         let Carrier(inner) = carrier;
         let spots: Vec<_> = inner.listeners().keys().copied().collect();
         spots.iter().for_each(|spot| inner.unlisten(spot));
+        // Workers obey in order, so this returns when all of them have let in who waited: only from then on the number of
+        // open connections says whether anybody is left.
+        inner.running.get().iter().for_each(|running| running.relay.prune());
     }
 }
