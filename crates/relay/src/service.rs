@@ -3,6 +3,7 @@
 //! A service: its endpoints, and which of them a client gets.
 
 use std::{
+    collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
@@ -131,18 +132,20 @@ impl Service {
     ) {
         let now = clock::now();
         let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
-        let known =
-            |address: &SocketAddr| roster.members.iter().find(|member| member.endpoint.address == *address);
+        // By address: a service may have ten thousand.
+        let known: HashMap<SocketAddr, &Member> =
+            roster.members.iter().map(|member| (member.endpoint.address, member)).collect();
+        let stays: HashSet<SocketAddr> = endpoints.iter().map(|(address, _)| *address).collect();
         let members: Box<[Member]> = endpoints
             .iter()
-            .map(|(address, weight)| match known(address) {
+            .map(|(address, weight)| match known.get(address) {
                 Some(member) => Member { endpoint: Arc::clone(&member.endpoint), weight: *weight },
                 None => Member::new(*address, *weight),
             })
             .collect();
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         for member in &roster.members {
-            if !endpoints.iter().any(|(address, _)| *address == member.endpoint.address) {
+            if !stays.contains(&member.endpoint.address) {
                 member.endpoint.leave(now);
                 left.push(Arc::downgrade(&member.endpoint));
             }
