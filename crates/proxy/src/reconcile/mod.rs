@@ -531,7 +531,7 @@ impl Reconciler {
             true => self.unmet.rebuild(&abilities, &self.plan),
             false => self.unmet.update(&abilities, &self.plan, changes),
         };
-        let mode = format!("{:?}", self.mode).to_lowercase();
+        let mode = self.mode;
         for (service, sentence) in news {
             tracing::warn!(%service, "in {mode} mode {sentence}");
             let reason = if sentence == NO_SCTP { "UnsupportedProtocol" } else { "UnsupportedScheduler" };
