@@ -11,6 +11,8 @@ mod drift;
 mod ipvs;
 mod loopback;
 mod node;
+mod pods;
 mod restart;
 mod restricted;
 mod userspace;
+mod wishes;

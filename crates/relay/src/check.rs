@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -19,8 +19,9 @@ use hashbrown::HashMap;
 use crate::{
     clock::{self, Millis, millis},
     endpoint::Endpoint,
-    service::Service,
-    settings::{Check, CheckKind},
+    proxy_protocol,
+    service::{Member, Service},
+    settings::{Check, CheckKind, ServiceSettings},
 };
 
 /// So many endpoints are asked at once.
@@ -68,21 +69,27 @@ struct Record {
     seen: Millis,
 }
 
-type Question = (Arc<Endpoint>, Check);
-type Answer = (Arc<Endpoint>, Check, bool);
+/// Whom to ask, and how.
+#[derive(Debug)]
+struct Question {
+    endpoint: Arc<Endpoint>,
+    check: Check,
+    /// The endpoint expects to be told who its client is, before anything else.
+    proxy_protocol: bool,
+}
 
 fn run(watched: &Mutex<Vec<Weak<Service>>>, stop: &AtomicBool) {
     let (questions, inbox) = mpsc::channel::<Question>();
-    let (report, answers) = mpsc::channel::<Answer>();
+    let (report, answers) = mpsc::channel::<(Question, bool)>();
     let inbox = Arc::new(Mutex::new(inbox));
     for _ in 0..ASKERS {
         let (inbox, report) = (Arc::clone(&inbox), report.clone());
         let ask = move || {
             loop {
                 let question = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok((endpoint, check)) = question else { return };
-                let lives = ask(endpoint.address, &check).unwrap_or(false);
-                if report.send((endpoint, check, lives)).is_err() {
+                let Ok(question) = question else { return };
+                let lives = question.ask().unwrap_or(false);
+                if report.send((question, lives)).is_err() {
                     return;
                 }
             }
@@ -92,19 +99,19 @@ fn run(watched: &Mutex<Vec<Weak<Service>>>, stop: &AtomicBool) {
     let mut records: HashMap<*const Endpoint, Record> = HashMap::new();
     while !stop.load(Ordering::Relaxed) {
         let now = clock::now();
-        for (endpoint, check, lives) in answers.try_iter() {
+        for (Question { endpoint, check, .. }, lives) in answers.try_iter() {
             if let Some(record) = records.get_mut(&Arc::as_ptr(&endpoint)) {
                 record.under_way = false;
                 record.hear(&endpoint, &check, lives);
             }
         }
-        for (endpoint, check) in all(watched) {
-            let record = records.entry(Arc::as_ptr(&endpoint)).or_default();
+        for question in all(watched) {
+            let record = records.entry(Arc::as_ptr(&question.endpoint)).or_default();
             record.seen = now;
             if !record.under_way && record.due <= now {
                 record.under_way = true;
-                record.due = now + millis(check.interval);
-                let _ = questions.send((endpoint, check));
+                record.due = now + millis(question.check.interval);
+                let _ = questions.send(question);
             }
         }
         records.retain(|_, record| record.seen == now || record.under_way);
@@ -117,12 +124,15 @@ fn all(watched: &Mutex<Vec<Weak<Service>>>) -> Vec<Question> {
         watched.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
     let of = |service: &Arc<Service>| {
         let roster = service.roster();
-        let check = roster.settings.check.clone();
-        let pair = |check: &Check| {
-            let members = roster.members.iter();
-            members.map(|member| (Arc::clone(&member.endpoint), check.clone())).collect::<Vec<_>>()
+        let ServiceSettings { check, proxy_protocol, .. } = &roster.settings;
+        let question = |check: &Check, member: &Member| Question {
+            endpoint: Arc::clone(&member.endpoint),
+            check: check.clone(),
+            proxy_protocol: *proxy_protocol,
         };
-        check.as_ref().map(pair).unwrap_or_default()
+        let questions =
+            |check| roster.members.iter().map(|member| question(check, member)).collect::<Vec<_>>();
+        check.as_ref().map(questions).unwrap_or_default()
     };
     services.iter().flat_map(of).collect()
 }
@@ -141,19 +151,25 @@ impl Record {
     }
 }
 
-fn ask(address: SocketAddr, check: &Check) -> io::Result<bool> {
-    let timeout = check.timeout.max(Duration::from_millis(1));
-    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
-    let CheckKind::Http(path) = &check.kind else { return Ok(true) };
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: portolan\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut start = [0; 12];
-    stream.read_exact(&mut start)?;
-    // `HTTP/1.1 200`
-    let status = std::str::from_utf8(&start[9..12]).ok().and_then(|text| text.parse::<u16>().ok());
-    Ok(start.starts_with(b"HTTP/1.") && status.is_some_and(|status| (200..400).contains(&status)))
+impl Question {
+    fn ask(&self) -> io::Result<bool> {
+        let (address, Check { kind, timeout, .. }) = (self.endpoint.address, &self.check);
+        let timeout = (*timeout).max(Duration::from_millis(1));
+        let mut stream = TcpStream::connect_timeout(&address, timeout)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        if self.proxy_protocol {
+            stream.write_all(&proxy_protocol::LOCAL)?;
+        }
+        let CheckKind::Http(path) = kind else { return Ok(true) };
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: portolan\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut start = [0; 12];
+        stream.read_exact(&mut start)?;
+        // `HTTP/1.1 200`
+        let status = std::str::from_utf8(&start[9..12]).ok().and_then(|text| text.parse::<u16>().ok());
+        Ok(start.starts_with(b"HTTP/1.") && status.is_some_and(|status| (200..400).contains(&status)))
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    clock::{Millis, millis},
+    clock::{self, Millis, millis},
     counters::{Counter, Level},
     settings::Settings,
 };
@@ -59,6 +59,11 @@ impl Endpoint {
     /// Active checks have nothing against it.
     pub fn is_healthy(&self) -> bool {
         !self.unhealthy.load(Ordering::Relaxed)
+    }
+
+    /// It failed, and gets no new connections for a while.
+    pub fn is_set_aside(&self) -> bool {
+        self.ejected_until.load(Ordering::Relaxed) > clock::now()
     }
 
     /// It is no longer one of its service's.

@@ -10,7 +10,10 @@ const PROXY: u8 = 0x21;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 
-/// What goes before the first byte of a TCP connection.
+/// What goes before a connection of our own, which carries no client's bytes: version 2, command LOCAL, no addresses.
+pub(crate) const LOCAL: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
+/// What goes before the first byte of a client's connection.
 pub(crate) fn header(client: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     let mut header = SIGNATURE.to_vec();
     header.push(PROXY);

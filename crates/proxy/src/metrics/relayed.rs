@@ -2,7 +2,10 @@
 
 //! What the userspace mode carries, and what it turns away.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use dataplane::userspace::{Carrier, Counters, Refusal};
 
@@ -10,7 +13,7 @@ use super::registry::About;
 
 type Find = fn(&Counters) -> u64;
 
-const SERIES: [(About, Find); 13] = [
+const SERIES: [(About, Find); 14] = [
     (gauge("portolan_relay_connections", "TCP connections open now (userspace)."), |counters| {
         counters.open_connections.value() as u64
     }),
@@ -47,6 +50,13 @@ const SERIES: [(About, Find); 13] = [
     (
         counter("portolan_relay_drained_total", "Connections closed as their endpoint had gone (userspace)."),
         |counters| counters.drained.value(),
+    ),
+    (
+        counter(
+            "portolan_relay_half_closed_total",
+            "Connections closed as one direction had ended and nothing moved in the other (userspace).",
+        ),
+        |counters| counters.half_closed.value(),
     ),
     (
         counter("portolan_relay_evicted_flows_total", "UDP flows ended to make room (userspace)."),
@@ -87,6 +97,13 @@ const SERVICE_RETRIES: About = About {
     help: "Connections given to another endpoint after one failed, of services that had any (userspace).",
 };
 
+const UNUSABLE: About = About {
+    name: "portolan_relay_unusable_endpoints",
+    kind: "gauge",
+    labels: &["service", "why"],
+    help: "Endpoints that get no new connections now: why is failed or check (userspace).",
+};
+
 const fn gauge(name: &'static str, help: &'static str) -> About {
     About { name, kind: "gauge", labels: &[], help }
 }
@@ -102,22 +119,44 @@ pub(super) fn render(carrier: &Carrier, out: &mut String) {
     }
     let refused = Refusal::ALL.map(|why| (vec![why.name().to_owned()], counters.refused(why) as f64));
     REFUSED.write(out, refused);
-    let mut by_service: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut by_service: BTreeMap<String, Tally> = BTreeMap::new();
     for service in carrier.services() {
-        let (refused, retries) = by_service.entry(service.name().to_owned()).or_default();
-        *refused += service.refused.value();
-        *retries += service.retries.value();
+        let tally = by_service.entry(service.name().to_owned()).or_default();
+        tally.refused += service.refused.value();
+        tally.retries += service.retries.value();
+        for endpoint in service.roster().members.iter().map(|member| &member.endpoint) {
+            if endpoint.is_set_aside() {
+                tally.failed.insert(endpoint.address);
+            }
+            if !endpoint.is_healthy() {
+                tally.unhealthy.insert(endpoint.address);
+            }
+        }
     }
-    let of = |find: fn(&(u64, u64)) -> u64| {
-        let counted = by_service.iter().map(move |(service, counts)| (service, find(counts)));
+    let of = |find: fn(&Tally) -> u64, why: Option<&str>| {
+        let counted = by_service.iter().map(|(service, tally)| (service, find(tally)));
+        let labels = |service: &String| {
+            [Some(service.as_str()), why].into_iter().flatten().map(str::to_owned).collect()
+        };
         let counted = counted.filter(|(_, count)| *count > 0);
-        counted.map(|(service, count)| (vec![service.clone()], count as f64)).collect::<Vec<_>>()
+        counted.map(|(service, count)| (labels(service), count as f64)).collect::<Vec<(Vec<String>, f64)>>()
     };
-    SERVICE_REFUSED.write(out, of(|(refused, _)| *refused));
-    SERVICE_RETRIES.write(out, of(|(_, retries)| *retries));
+    SERVICE_REFUSED.write(out, of(|tally| tally.refused, None));
+    SERVICE_RETRIES.write(out, of(|tally| tally.retries, None));
+    let failed = of(|tally| tally.failed.len() as u64, Some("failed"));
+    UNUSABLE.write(out, failed.into_iter().chain(of(|tally| tally.unhealthy.len() as u64, Some("check"))));
+}
+
+/// What is known of one port of a Service, over all its addresses.
+#[derive(Default)]
+struct Tally {
+    refused: u64,
+    retries: u64,
+    failed: BTreeSet<SocketAddr>,
+    unhealthy: BTreeSet<SocketAddr>,
 }
 
 /// The names that [`render`] writes.
 pub(super) fn names() -> impl Iterator<Item = About> {
-    SERIES.into_iter().map(|(about, _)| about).chain([REFUSED, SERVICE_REFUSED, SERVICE_RETRIES])
+    SERIES.into_iter().map(|(about, _)| about).chain([REFUSED, SERVICE_REFUSED, SERVICE_RETRIES, UNUSABLE])
 }
