@@ -3,9 +3,10 @@
 //! What tables of the legacy variant look like when only we wrote, to see that somebody else did.
 //!
 //! ip_tables tells nobody of a change. So the tables are looked at: their shape several times a second, which costs a
-//! system call; their rules where the shape is another, and now and then where it is the same, for an edit that left
-//! none a byte longer. To read the rules costs a copy of the table, so it is done the rarer the larger that is, and never
-//! when we write: what we wrote is remembered, and left out of the next comparison.
+//! system call; their rules where the shape is another, and where somebody ran a tool (`canary`), for an edit that left
+//! none a byte longer; and now and then without a reason, for those who are not heard. To read the rules costs a copy of
+//! the table, so it is done the rarer the larger that is, and never when we write: what we wrote is remembered, and left
+//! out of the next comparison.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -33,6 +34,9 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 const READ_EVERY: (Duration, u32) = (Duration::from_secs(1), 200);
 /// How soon again after neighbours have changed the shape: in so many times what it takes.
 const READ_AGAIN: u32 = 20;
+/// After somebody was heard, rules are read at once: so often in a row, and then for a fiftieth of the time at most. A
+/// node on which tools are run all the time, if only to look, must not pay more than that.
+const HEARD: (u32, u32) = (4, 50);
 /// How rare a comparison can become: every 16 seconds.
 const LONGEST: u32 = 6;
 
@@ -72,6 +76,9 @@ struct Page {
     own: Own,
     /// The shape was another when we came to write.
     suspicious: bool,
+    /// Somebody else ran a tool since rules were last read.
+    heard: bool,
+    allowance: Allowance,
     /// We have compared everything, and not written since.
     looked: bool,
     /// So often in a row everything was compared in vain: neighbours write to the same tables.
@@ -81,6 +88,24 @@ struct Page {
     /// What it took to read the rules the last time, and when that was.
     read_took: Duration,
     read_at: Option<Instant>,
+}
+
+/// What may be spent on looking after those who were heard.
+#[derive(Debug, Default)]
+struct Allowance {
+    /// And has not been made up for by time.
+    spent: Duration,
+    at: Option<Instant>,
+}
+
+impl Allowance {
+    /// May something be done that takes so long?
+    fn has(&mut self, takes: Duration, now: Instant) -> bool {
+        let (in_a_row, share) = HEARD;
+        let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        (self.spent, self.at) = (self.spent.saturating_sub(passed / share), Some(now));
+        self.spent <= takes * (in_a_row - 1)
+    }
 }
 
 fn key(table: usize, chain: &str) -> u64 {
@@ -195,7 +220,7 @@ impl Page {
         drop(read);
         self.read_took = begun.elapsed();
         self.read_at = Some(Instant::now());
-        self.suspicious = false;
+        (self.suspicious, self.heard) = (false, false);
         self.expected = shapes.or_else(|| self.shapes(family));
         let before = std::mem::replace(&mut self.rules, shapes.map(|_| rules));
         (before, std::mem::take(&mut self.own))
@@ -209,14 +234,21 @@ impl Page {
     fn is_drifted(&mut self, family: Family) -> bool {
         let Some(expected) = self.expected else { return false };
         let is_other = self.suspicious || self.shapes(family).is_some_and(|shapes| shapes != expected);
-        let may_read = match is_other {
-            true => self.may_read(LOOK_EVERY, READ_AGAIN),
-            false => self.may_read(READ_EVERY.0, READ_EVERY.1),
+        let is_heard = self.heard;
+        let may_read = match (is_other, is_heard) {
+            (true, _) => self.may_read(LOOK_EVERY, READ_AGAIN),
+            (false, true) => {
+                self.may_read(LOOK_EVERY, 0) && self.allowance.has(self.read_took, Instant::now())
+            }
+            (false, false) => self.may_read(READ_EVERY.0, READ_EVERY.1),
         };
         if !may_read {
             return false;
         }
         let (before, own) = self.read(family);
+        if is_heard {
+            self.allowance.spent += self.read_took;
+        }
         match (&self.rules, before) {
             (Some(now), Some(before)) => !now.follows(&before, &own),
             _ => is_other,
@@ -256,9 +288,12 @@ impl Ledger {
         }
     }
 
-    /// What others have changed, if anything. Told once.
-    pub(super) fn surprise(&self) -> Option<Drift> {
+    /// What others have changed, if anything. Told once. `is_heard`: somebody ran a tool; taken when it is noted.
+    pub(super) fn surprise(&self, is_heard: &mut bool) -> Option<Drift> {
         let mut pages = self.0.try_lock().ok()?;
+        if std::mem::take(is_heard) {
+            Family::BOTH.into_iter().for_each(|family| pages[family].heard = true);
+        }
         for family in Family::BOTH {
             let page = &mut pages[family];
             if page.quiet_until.is_some_and(|until| Instant::now() < until) {
@@ -295,6 +330,25 @@ mod tests {
 
     fn rules(chains: &[(&str, &[u64])]) -> Rules {
         Rules(chains.iter().map(|(chain, rules)| (key(0, chain), Print::of(chain, rules))).collect())
+    }
+
+    #[test]
+    fn those_who_run_tools_all_the_time_are_not_looked_after_all_the_time() {
+        let (mut allowance, begun, takes) =
+            (Allowance::default(), Instant::now(), Duration::from_millis(100));
+        let mut reads = 0;
+        let mut times = Vec::new();
+        for tick in 0..400 {
+            let now = begun + Duration::from_millis(250) * tick;
+            if allowance.has(takes, now) {
+                (reads, allowance.spent) = (reads + 1, allowance.spent + takes);
+                times.push(tick);
+            }
+        }
+        assert_eq!(times[..4], [0, 1, 2, 3], "at first at once");
+        let share = reads * takes.as_millis() * 50 / (400 * 250);
+        assert!((1..=2).contains(&share), "{reads} reads of 100 ms in 100 s");
+        assert!(allowance.has(takes, begun + Duration::from_secs(1000)), "and at once again");
     }
 
     #[test]

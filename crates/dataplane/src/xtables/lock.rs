@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! The lock that all users of the legacy variant share.
+//!
+//! We hold it ourselves while our tool runs, and have the tool lock nothing. So we can say how long and for whom we
+//! waited, and whoever opens the file or closes it is somebody else: see `canary`.
 
 use std::{
     fs::{self, File, TryLockError},
     io,
     os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
+
+use rustix::fs::{Mode, OFlags};
 
 use super::Failure;
 
@@ -18,37 +27,82 @@ const PATH: &str = "/run/xtables.lock";
 /// How often it is tried. The tools try it as often.
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// See the module. A clone is the same lock.
 #[derive(Clone, Debug)]
 pub(super) struct Lock {
     path: PathBuf,
+    /// Kept open, as each closing would be heard.
+    file: Option<Arc<File>>,
+    /// Tools before 1.8.6 cannot be told not to lock.
+    is_left_to_tool: Arc<AtomicBool>,
+}
+
+/// The lock is ours until this is dropped.
+#[derive(Debug)]
+pub(super) struct Held(Arc<File>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // It cannot fail for a lock that is held; if it did, it would be free when the process ends.
+        let _ = self.0.unlock();
+    }
 }
 
 impl Default for Lock {
     fn default() -> Lock {
-        Lock { path: PATH.into() }
+        Lock::at(PATH.into())
     }
 }
 
 impl Lock {
-    #[cfg(test)]
     pub(super) fn at(path: PathBuf) -> Lock {
-        Lock { path }
+        Lock { path, file: None, is_left_to_tool: Arc::default() }
     }
 
-    /// Waits until nobody holds it; it is not kept. A lock that cannot be looked at is left to the tool.
-    pub(super) fn wait(&self, limit: Duration) -> Result<(), Failure> {
-        let Ok(file) = File::open(&self.path) else { return Ok(()) };
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Our tool takes it, not we.
+    pub(super) fn leave_to_tool(&self) {
+        self.is_left_to_tool.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_left_to_tool(&self) -> bool {
+        self.is_left_to_tool.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nobody holds it, and takes it. `None`: the tool has to, since we may not open it.
+    pub(super) fn take(&mut self, limit: Duration) -> Result<Option<Held>, Failure> {
+        if self.is_left_to_tool() {
+            return Ok(None);
+        }
         let begun = Instant::now();
         loop {
+            let Some(file) = self.opened() else { return Ok(None) };
             match file.try_lock() {
+                Ok(()) => return Ok(Some(Held(file))),
+                Err(TryLockError::Error(_)) => return Ok(None),
                 Err(TryLockError::WouldBlock) if begun.elapsed() < limit => thread::sleep(TRY_EVERY),
                 Err(TryLockError::WouldBlock) => {
                     return Err(Failure::Locked { waited: begun.elapsed(), holder: self.holder() });
                 }
-                Ok(()) | Err(TryLockError::Error(_)) => return Ok(()),
             }
         }
+    }
+
+    /// The file that is at the path now; somebody may have put another there.
+    fn opened(&mut self) -> Option<Arc<File>> {
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        let there = fs::metadata(&self.path).ok().map(identity);
+        let ours = self.file.as_ref().and_then(|file| file.metadata().ok()).map(identity);
+        if there.is_none() || ours != there {
+            // Our tool inherits it, and so the lock, in case that we are killed while it works.
+            let flags = OFlags::RDONLY | OFlags::CREATE;
+            let opened = rustix::fs::open(&self.path, flags, Mode::RUSR | Mode::WUSR);
+            self.file = opened.ok().map(|file| Arc::new(File::from(file)));
+        }
+        self.file.clone()
     }
 
     /// Name and number of the process that holds it, where the kernel tells: not across process namespaces.
@@ -90,18 +144,29 @@ mod tests {
     #[test]
     fn a_wait_has_an_end_and_names_the_holder() {
         let path = std::env::temp_dir().join(format!("portolan-lock-{}", std::process::id()));
-        let held = File::create(&path).unwrap();
-        let lock = Lock::at(path.clone());
-        assert!(lock.wait(Duration::ZERO).is_ok());
-        held.lock().unwrap();
-        let failure = lock.wait(Duration::from_millis(50)).unwrap_err();
-        held.unlock().unwrap();
-        assert!(lock.wait(Duration::ZERO).is_ok());
+        let mut lock = Lock::at(path.clone());
+        let ours = lock.take(Duration::ZERO).unwrap().expect("the file is made, as the tools make it");
+        let other = File::open(&path).unwrap();
+        assert!(other.try_lock().is_err(), "it is held");
+        drop(ours);
+        other.lock().unwrap();
+        let failure = lock.take(Duration::from_millis(50)).unwrap_err();
+        other.unlock().unwrap();
+        assert!(lock.take(Duration::ZERO).unwrap().is_some());
+
+        // Another file in its place is another lock.
+        fs::remove_file(&path).unwrap();
+        let other = File::create(&path).unwrap();
+        other.lock().unwrap();
+        lock.take(Duration::ZERO).unwrap_err();
+        lock.leave_to_tool();
+        assert!(lock.take(Duration::ZERO).unwrap().is_none());
         fs::remove_file(&path).unwrap();
         let Failure::Locked { waited, holder } = failure else { panic!("{failure}") };
         assert!(waited >= Duration::from_millis(50));
         let holder = holder.unwrap();
         assert!(holder.contains(&format!("({})", std::process::id())), "{holder}");
-        assert!(lock.wait(Duration::ZERO).is_ok(), "a lock that is not there is not waited for");
+        let mut nowhere = Lock::at("/nowhere/at/all".into());
+        assert!(nowhere.take(Duration::ZERO).unwrap().is_none(), "then the tool has to know");
     }
 }

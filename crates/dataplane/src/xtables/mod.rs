@@ -13,13 +13,15 @@
 //!
 //! - `find`: which tools there are, and which variant the host uses
 //! - `run`: a child process with input, output and a time limit
-//! - `lock`: who holds the lock of the legacy variant
+//! - `lock`: the lock of the legacy variant, and who holds it
+//! - `canary`: hears that somebody else took that lock
 //! - `failure`: what went wrong, in one sentence
 //! - [`words`]: a line of `iptables-save`
 //! - `watch`: what others do to our chains
 //! - `ledger`: what tables of the legacy variant look like when only we wrote
 //! - [`leftovers`]: which chains are of Kubernetes proxies
 
+mod canary;
 mod failure;
 mod find;
 mod ledger;
@@ -52,7 +54,7 @@ pub use self::{
 };
 use self::{
     ledger::Ledger,
-    lock::Lock,
+    lock::{Held, Lock},
     run::Job,
     watch::{LegacyWatch, NftWatch},
 };
@@ -226,7 +228,7 @@ impl Xtables {
 
     /// The same, which look at another lock first than the tools take.
     #[cfg(test)]
-    fn behind(mut self, lock: PathBuf) -> Xtables {
+    pub(crate) fn behind(mut self, lock: PathBuf) -> Xtables {
         self.lock = Some(Lock::at(lock));
         self
     }
@@ -246,15 +248,33 @@ impl Xtables {
         Writers(Arc::clone(&self.writers))
     }
 
-    /// Waits until nobody holds the lock. The tool waits for it too, but says neither for how long nor for whom.
-    fn await_lock(&mut self) -> Result<(), Failure> {
-        let Some(lock) = self.lock.as_ref().filter(|_| self.variant == Variant::Legacy) else {
-            return Ok(());
+    /// Waits until nobody holds the lock, and takes it; `None` where there is none to take, or the tool has to.
+    fn take_lock(&mut self) -> Result<Option<Held>, Failure> {
+        let Some(lock) = self.lock.as_mut().filter(|_| self.variant == Variant::Legacy) else {
+            return Ok(None);
         };
         let begun = Instant::now();
-        let outcome = lock.wait(self.limits.lock);
+        let outcome = lock.take(self.limits.lock);
         self.waited += begun.elapsed();
         outcome
+    }
+
+    fn restore_once(&mut self, family: Family, input: &str, held: Option<&Held>) -> Result<(), Failure> {
+        let tool = &self.tools[family].restore;
+        let is_guarded = held.is_some() || self.lock.is_none();
+        // The nft variant knows the option and has nothing to wait for.
+        let seconds = if is_guarded { 1 } else { self.limits.lock.as_secs().max(1) }.to_string();
+        let args = ["-w", &seconds, "--noflush", "--counters"];
+        // A file that is there, can be opened, and is nobody's lock.
+        let lock = is_guarded.then_some("/dev/null");
+        let job = Job { tool, args: &args, input: Some(input), lock, limit: self.limits.run };
+        let writers = &self.writers;
+        let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family, input));
+        let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process));
+        if let Some(entry) = &mut entry {
+            entry.close();
+        }
+        ended?.check(tool, Some(input))
     }
 }
 
@@ -274,21 +294,16 @@ impl Tables for Xtables {
     }
 
     fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure> {
-        self.await_lock()?;
-        let tool = &self.tools[family].restore;
-        // The nft variant knows the option and has nothing to wait for.
-        let seconds = self.lock.as_ref().map_or(1, |_| self.limits.lock.as_secs().max(1)).to_string();
-        let args = ["-w", &seconds, "--noflush", "--counters"];
-        // A file that is there, can be opened, and is nobody's lock.
-        let lock = if self.lock.is_none() { Some("/dev/null") } else { None };
-        let job = Job { tool, args: &args, input: Some(input), lock, limit: self.limits.run };
-        let writers = &self.writers;
-        let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family, input));
-        let ended = job.run(&mut |_| {}, |process| Writers::add(writers, process));
-        if let Some(entry) = &mut entry {
-            entry.close();
+        let held = self.take_lock()?;
+        match (self.restore_once(family, input, held.as_ref()), &self.lock) {
+            // It waited for us: a tool that does not know how to leave the lock alone.
+            (Err(Failure::Locked { .. }), Some(lock)) if held.is_some() => {
+                lock.leave_to_tool();
+                drop(held);
+                self.restore_once(family, input, None)
+            }
+            (outcome, _) => outcome,
         }
-        ended?.check(tool, Some(input))
     }
 
     fn chains_at_once(&self) -> usize {
@@ -340,7 +355,10 @@ impl Tables for Xtables {
         let failed = |error| crate::Error::kernel("watch", "the tables of iptables", error);
         Ok(Some(match self.variant {
             Variant::Nft => Box::new(NftWatch::open(self.writers()).map_err(failed)?),
-            Variant::Legacy => Box::new(LegacyWatch::open(self.ledger.clone()).map_err(failed)?),
+            Variant::Legacy => {
+                let lock = self.lock.clone().unwrap_or_default();
+                Box::new(LegacyWatch::open(self.ledger.clone(), lock).map_err(failed)?)
+            }
         }))
     }
 

@@ -211,3 +211,38 @@ fn nobody_is_waited_for_in_a_namespace_of_our_own() {
         assert_eq!(xtables.take_waited(), Duration::ZERO);
     });
 }
+
+/// Tools before 1.8.6 take the lock whatever they are told.
+#[test]
+fn a_tool_that_locks_by_itself_is_let() {
+    let folder = env::temp_dir().join(format!("portolan-old-tools-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let lock = folder.join("lock");
+    let script = format!(
+        "#!/bin/sh\nflock --nonblock {0} true || {{ echo 'Another app is currently holding the xtables lock' >&2; exit 4; }}\n\
+         echo ran >>{0}.log\n",
+        lock.display()
+    );
+    for prefix in ["iptables", "ip6tables"] {
+        for suffix in ["save", "restore"] {
+            let path = folder.join(format!("{prefix}-legacy-{suffix}"));
+            fs::write(&path, &script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    let tools = find_variant(&[folder.to_str().unwrap()], Variant::Legacy).unwrap();
+    let mut tools = tools.behind(lock.clone());
+    for expected in ["ran\n", "ran\nran\n"] {
+        let outcome = loop {
+            match tools.restore(Family::V4, "*nat\nCOMMIT\n") {
+                Err(Failure::Run { error, .. }) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                }
+                outcome => break outcome,
+            }
+        };
+        outcome.unwrap();
+        assert_eq!(fs::read_to_string(format!("{}.log", lock.display())).unwrap(), expected);
+    }
+    assert!(tools.lock.as_ref().unwrap().is_left_to_tool());
+    fs::remove_dir_all(&folder).unwrap();
+}

@@ -3,12 +3,9 @@
 //! What others do to chains of ours.
 //!
 //! The nft variant's tables are nf_tables', and the kernel tells of every change. Of the legacy variant's it tells
-//! nothing; there they are looked at again and again.
+//! nothing; there they are looked at again and again, and when somebody has run a tool.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use netlink::{
     Error, legacy,
@@ -17,8 +14,10 @@ use netlink::{
 
 use super::{
     Table, Writers,
+    canary::Canary,
     ledger::{LOOK_EVERY, Ledger},
     leftovers::is_current,
+    lock::Lock,
     words::is_built_in,
 };
 use crate::{Drift, names::xt, notices::Notices};
@@ -63,17 +62,22 @@ fn harm(change: &Change) -> Option<String> {
     is_table.then(|| format!("{place} {verb} in table {family} {}", change.table))
 }
 
-/// Looks at the tables several times a second.
+/// Looks at the tables several times a second, and whenever somebody else ran a tool.
 #[derive(Debug)]
 pub(super) struct LegacyWatch {
     ledger: Ledger,
+    lock: Lock,
+    canary: Canary,
+    /// Somebody was there since the tables were last looked at.
+    is_heard: bool,
 }
 
 impl LegacyWatch {
-    pub(super) fn open(ledger: Ledger) -> Result<LegacyWatch, Error> {
+    pub(super) fn open(ledger: Ledger, lock: Lock) -> Result<LegacyWatch, Error> {
         // Without the privileges it is better to say so now.
         legacy::Tables::open(netlink::Family::V4)?;
-        Ok(LegacyWatch { ledger })
+        let canary = Canary::at(lock.path().to_owned());
+        Ok(LegacyWatch { ledger, lock, canary, is_heard: false })
     }
 }
 
@@ -81,14 +85,16 @@ impl crate::Watch for LegacyWatch {
     fn next(&mut self, wait: Duration) -> Result<Option<Drift>, Error> {
         let begun = Instant::now();
         loop {
-            if let Some(drift) = self.ledger.surprise() {
+            if let Some(drift) = self.ledger.surprise(&mut self.is_heard) {
                 return Ok(Some(drift));
             }
             let left = wait.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }
-            thread::sleep(left.min(LOOK_EVERY));
+            let is_heard = self.canary.wait(left.min(LOOK_EVERY));
+            // If our own tool takes the lock, others cannot be told from it.
+            self.is_heard |= is_heard && !self.lock.is_left_to_tool();
         }
     }
 }

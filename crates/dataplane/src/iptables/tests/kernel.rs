@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -189,16 +190,29 @@ fn what_others_do_is_noticed_and_what_we_do_is_not() {
     });
 }
 
+/// A lock of the test's own, which no other test rings.
+fn lock(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("portolan-{name}-{}.lock", std::process::id()))
+}
+
 /// Runs one command of the tool itself in the namespace of this thread.
 fn tool(variant: Variant, arguments: &str) -> String {
+    tool_with(variant, arguments, Path::new("/run/xtables.lock"))
+}
+
+fn tool_with(variant: Variant, arguments: &str, lock: &Path) -> String {
     let mut command = std::process::Command::new(format!("iptables-{variant}"));
-    let output = command.args(arguments.split(' ')).output().unwrap();
+    let output = command.env("XTABLES_LOCKFILE", lock).args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Sends what goes to the first endpoint there is to another: not a byte more, not a rule less.
 fn divert(variant: Variant) {
+    tool(variant, &diversion(variant));
+}
+
+fn diversion(variant: Variant) -> String {
     let nat = saved(variant, Family::V4, Table::Nat);
     let dnat =
         |rules: &Vec<String>| rules.iter().position(|rule| rule.contains("-j DNAT --to-destination 10."));
@@ -210,12 +224,9 @@ fn divert(variant: Variant) {
     let at = at + 1;
     let recent =
         if rule.contains("-m recent") { format!("-m recent --set --name {chain} ") } else { String::new() };
-    tool(
-        variant,
-        &format!(
-            "-t nat -R {chain} {at} -p {protocol} {recent}-m {protocol} -j DNAT --to-destination 10.9.9.9:{port}"
-        ),
-    );
+    format!(
+        "-t nat -R {chain} {at} -p {protocol} {recent}-m {protocol} -j DNAT --to-destination 10.9.9.9:{port}"
+    )
 }
 
 fn is_diverted(variant: Variant) -> bool {
@@ -224,9 +235,13 @@ fn is_diverted(variant: Variant) -> bool {
 
 /// Without comments, so that the tool can leave a rule as long as it was.
 fn large() -> super::make::Cluster {
+    larger(7)
+}
+
+fn larger(services: u8) -> super::make::Cluster {
     let mut cluster = sampler();
     let hosts: Vec<u8> = (1..=200).collect();
-    for number in 20..27 {
+    for number in 20..20 + services {
         cluster.update([sketch(number).service()]);
         cluster.update(sketch(number).slices(&ready(&hosts)));
     }
@@ -250,6 +265,49 @@ fn an_edit_that_leaves_the_size_is_noticed_and_mended() {
         let mended = iptables.apply(&cluster.plan, Scope::All).unwrap();
         assert!(!mended.changed_nothing() && !is_diverted(variant), "{variant}: {mended:?}");
         assert_eq!(mended.mended, variant == Variant::Legacy, "only there nobody had told for certain");
+    });
+}
+
+/// Where to read the rules takes so long that it is seldom done without a reason.
+#[test]
+fn an_edit_of_a_large_table_is_noticed_when_the_tool_has_run() {
+    with_each(|variant| {
+        if variant == Variant::Nft {
+            // The kernel tells.
+            return;
+        }
+        let lock = lock("edit");
+        let tools = xtables::find_variant(&xtables::SEARCH, variant).unwrap().behind(lock.clone());
+        let mut cluster = larger(60);
+        let mut iptables = Iptables::over(tools, &Config::default());
+        let mut watch = iptables.watch().unwrap().unwrap();
+        iptables.apply(&cluster.plan, Scope::All).unwrap();
+        for host in 1..=4 {
+            let changes = cluster.update(sketch(1).slices(&ready(&[host])));
+            iptables.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+        }
+        // Rules are read for the first time.
+        assert_eq!(drift(&mut *watch, Duration::from_millis(1500)), None, "we are no news");
+        let tables = netlink::legacy::Tables::open(netlink::Family::V4).unwrap();
+        let begun = Instant::now();
+        let shape = tables.read("nat").unwrap().shape();
+        // Longer than the patience below, and twenty times as long as it takes to notice.
+        let without_reason = begun.elapsed() * 200;
+        tool_with(variant, "-t nat -S KUBE-SERVICES", &lock);
+        assert_eq!(drift(&mut *watch, Duration::from_millis(1500)), None, "to look is no harm");
+
+        let diversion = diversion(variant);
+        let begun = Instant::now();
+        tool_with(variant, &diversion, &lock);
+        assert_eq!(tables.shape("nat").unwrap(), shape, "the test must leave the size");
+        assert!(drift(&mut *watch, without_reason / 2).is_some(), "within {without_reason:?}");
+        eprintln!(
+            "noticed {:?} after the tool was started; without a reason: {without_reason:?}",
+            begun.elapsed()
+        );
+        let mended = iptables.apply(&cluster.plan, Scope::All).unwrap();
+        assert!(mended.mended && !is_diverted(variant), "{mended:?}");
+        std::fs::remove_file(&lock).unwrap();
     });
 }
 
