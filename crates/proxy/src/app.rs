@@ -91,6 +91,10 @@ impl Proxy {
     pub fn start(setup: Setup) -> Result<Proxy, String> {
         let Setup { mut config, mut checked, source, master, flags, netns } = setup;
         let netns = netns.map(Arc::new);
+        // First of all: with many manifests it would otherwise be a while until it is said.
+        if checked.mode != Mode::None {
+            in_netns(netns.as_deref(), host::privileged)??;
+        }
         let (families, fallback) = in_netns(netns.as_deref(), || settle(&mut config, &mut checked))??;
         let mode = checked.mode;
         let accounted = Accounted::find(mode, netns.as_deref());

@@ -35,14 +35,22 @@ pub fn node_name(hostname_override: &str) -> Result<Arc<str>, &'static str> {
     }
 }
 
-/// Asked before work of many steps, of which without it each would fail with a sentence of its own.
+/// Asked before work of many steps, of which without it each would fail with a sentence of its own. In the network
+/// namespace of this thread.
 pub fn privileged() -> Result<(), &'static str> {
     use rustix::thread::{CapabilitySet, capabilities};
     match capabilities(None) {
         Ok(sets) if !sets.effective.contains(CapabilitySet::NET_ADMIN) => {
-            Err("this needs CAP_NET_ADMIN, which this process lacks; run it as root")
+            return Err("this needs CAP_NET_ADMIN, which this process lacks; run it as root");
         }
         // Who cannot be asked is not suspected: the steps will tell.
+        _ => {}
+    }
+    // Root of a user namespace has it, but not here unless the network namespace is of the same.
+    match netlink::nft::Nft::open().and_then(|mut nft| nft.generation()) {
+        Err(error) if error.is_permission() => Err(
+            "this needs CAP_NET_ADMIN in the user namespace that owns this network namespace; run it as root of the host, or in a network namespace of its own",
+        ),
         _ => Ok(()),
     }
 }

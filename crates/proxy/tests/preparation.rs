@@ -128,18 +128,32 @@ fn without_net_admin_it_says_so_in_one_sentence() {
     let binary = services.path().join("portolan");
     fs::copy(BIN, &binary).expect("copied");
     // Every other capability, so that it is the one that is missing.
-    let run = || {
-        Command::new("setpriv")
-            .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", "--no-new-privs"])
-            .arg(&binary)
-            .arg(format!("--source=file:{}", services.path().display()))
-            .output()
+    let without = |capability: &str| {
+        let all_but = |set: &str| format!("--{set}=-{capability}");
+        let mut command = Command::new("setpriv");
+        command.args([&all_but("bounding-set"), &all_but("inh-caps"), "--no-new-privs"]);
+        command
     };
-    let Output { status, stderr, .. } = netns.run(run).expect("entered").expect("it runs");
-    let text = String::from_utf8_lossy(&stderr).into_owned();
-    assert_eq!(status.code(), Some(1), "{text}");
-    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with('E')).collect();
-    assert!(errors.len() == 1 && errors[0].contains("CAP_NET_ADMIN"), "{text}");
+    // Root of a user namespace has it, but not for this network namespace.
+    let nested = || {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user"]);
+        command
+    };
+    // A folder that would be complained of, if it were looked at.
+    let source = "--source=file:/nowhere/at/all";
+    for mode in ["nftables", "iptables", "ipvs", "userspace"] {
+        for mut command in [without("net_admin"), nested()] {
+            command.arg(&binary).args([source, "--oom-score-adj=0"]).arg(format!("--proxy-mode={mode}"));
+            let Output { status, stderr, .. } =
+                netns.run(|| command.output()).expect("entered").expect("it runs");
+            let text = String::from_utf8_lossy(&stderr).into_owned();
+            assert_eq!(status.code(), Some(1), "{mode}: {text}");
+            let errors: Vec<&str> = text.lines().filter(|line| line.starts_with('E')).collect();
+            assert!(errors.len() == 1 && errors[0].contains("CAP_NET_ADMIN"), "{mode}: {text}");
+            assert!(!text.contains("nowhere"), "it looked at the manifests first: {text}");
+        }
+    }
 }
 
 #[test]

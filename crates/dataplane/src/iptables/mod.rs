@@ -73,6 +73,7 @@ impl Iptables<Xtables> {
                 (found.xtables, found.warnings)
             }
         };
+        probe::privileges(&tools)?;
         probe::probe(&tools, config.families)?;
         let counts = probe::counts(&tools, config.families);
         let mut iptables = Iptables::over(tools, config);

@@ -157,25 +157,7 @@ fn rules(tools: &mut dyn Tables, family: Family) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A kernel that refuses one thing.
-    struct Without(&'static str);
-
-    impl Tables for Without {
-        fn save(&mut self, _: Family, _: Table, _: &mut dyn FnMut(&str)) -> Result<(), Failure> {
-            Ok(())
-        }
-
-        fn restore(&mut self, _: Family, input: &str) -> Result<(), Failure> {
-            let refused = || Failure::Refused {
-                tool: "iptables-restore".to_owned(),
-                reason: "line 9 failed".to_owned(),
-                line: None,
-                advice: None,
-            };
-            if input.contains(self.0) { Err(refused()) } else { Ok(()) }
-        }
-    }
+    use crate::xtables::testing::Without;
 
     #[test]
     fn what_rules_lack_is_named() {
