@@ -71,6 +71,11 @@ pub trait Dataplane: Send {
         None
     }
 
+    /// How long others have been waited for since this was last asked, also where it was in vain.
+    fn take_lock_wait(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
     /// A meter of connections, for another thread; `None` where nothing is counted. It is opened in the network
     /// namespace of the calling thread, which must be the dataplane's.
     fn meter(&self) -> Result<Option<Box<dyn Meter>>, Error> {
@@ -182,8 +187,6 @@ pub struct Applied {
     pub forgotten: u64,
     /// Families in which the change alone failed, and everything was compared instead.
     pub fallbacks: Vec<Family>,
-    /// How long others were waited for.
-    pub lock_wait: Duration,
     /// Something was not as we had left it, and no [`Drift`] told for certain.
     pub mended: bool,
     /// Tables of iptables, where there are any.

@@ -9,6 +9,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use hashbrown::HashMap;
@@ -141,6 +142,10 @@ impl Dataplane for Relieved {
 
     fn audit(&mut self) -> Result<Audited, Error> {
         self.inner.audit()
+    }
+
+    fn take_lock_wait(&mut self) -> Duration {
+        self.inner.take_lock_wait()
     }
 
     fn variant(&self) -> Option<Variant> {

@@ -22,11 +22,28 @@ pub struct Abilities {
     pub instead: &'static str,
 }
 
+/// What is asked for a frontend and not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    pub kind: Kind,
+    /// What a person is told; it follows the name of the mode.
+    pub sentence: String,
+}
+
+/// What a shortfall is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its protocol: the frontend is not served.
+    Protocol,
+    /// How connections are shared out or carried: it is served, in another way.
+    Tuning,
+}
+
 impl Abilities {
-    /// What is asked for a frontend and not done, in a sentence; `None` if all is.
-    pub fn shortfall(&self, decision: &Decision) -> Option<String> {
+    /// What is asked for a frontend and not done; `None` if all is.
+    pub fn shortfall(&self, decision: &Decision) -> Option<Shortfall> {
         if self.relay && decision.service.protocol == Protocol::Sctp {
-            return Some(NO_SCTP.to_owned());
+            return Some(Shortfall { kind: Kind::Protocol, sentence: NO_SCTP.to_owned() });
         }
         let scheduler = decision.algorithm().scheduler;
         let unknown = scheduler.filter(|scheduler| !self.schedulers.contains(scheduler));
@@ -50,12 +67,12 @@ impl Abilities {
         let one_packet = lacks_one_packet.then(|| ONE_PACKET.to_owned());
         let relay = lacks_relay.then(|| RELAY.to_owned());
         let all: Vec<String> = [choice, one_packet, relay].into_iter().flatten().collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        (!all.is_empty()).then(|| Shortfall { kind: Kind::Tuning, sentence: all.join("; ") })
     }
 }
 
 /// What a mode that carries connections says of SCTP.
-pub const NO_SCTP: &str = "SCTP is not served: an association has addresses of its own, which a process between the two ends cannot carry; \
+const NO_SCTP: &str = "SCTP is not served: an association has addresses of its own, which a process between the two ends cannot carry; \
      choose another mode";
 
 /// Where the wish has a meaning: other protocols have connections.
@@ -120,9 +137,15 @@ mod tests {
         assert_eq!(none.shortfall(&decision(None, [2, 2])), None);
         let mut sctp = decision(None, [1, 1]);
         sctp.service = Arc::new(ServicePortName { protocol: Protocol::Sctp, ..(*sctp.service).clone() });
-        assert_eq!(all.shortfall(&sctp).as_deref(), Some(NO_SCTP), "a process cannot carry it");
+        let refused = Shortfall { kind: Kind::Protocol, sentence: NO_SCTP.to_owned() };
+        assert_eq!(all.shortfall(&sctp), Some(refused), "a process cannot carry it");
         assert_eq!(none.shortfall(&sctp), None, "a kernel can");
-        let said = |scheduler, weights| none.shortfall(&decision(scheduler, weights)).expect("something");
+        let words = |shortfall: Shortfall| {
+            assert_eq!(shortfall.kind, Kind::Tuning, "it is served");
+            shortfall.sentence
+        };
+        let said =
+            |scheduler, weights| words(none.shortfall(&decision(scheduler, weights)).expect("something"));
         assert_eq!(said(None, weighted), "the weights of its endpoints are ignored");
         let rr = "the scheduler rr is not to be had; something else is done";
         assert_eq!(said(Some(Scheduler::RoundRobin), weighted), rr, "it has no use for weights");
@@ -137,7 +160,7 @@ mod tests {
             let tuning = Some(Arc::new(Tuning { algorithm, ..Tuning::default() }));
             Decision { service: Arc::new(service), tuning, ..plain }
         };
-        assert_eq!(none.shortfall(&ops(Protocol::Udp)).as_deref(), Some(ONE_PACKET));
+        assert_eq!(none.shortfall(&ops(Protocol::Udp)).map(words).as_deref(), Some(ONE_PACKET));
         assert_eq!(none.shortfall(&ops(Protocol::Tcp)), None, "it has no meaning there");
         assert_eq!(all.shortfall(&ops(Protocol::Udp)), None);
     }

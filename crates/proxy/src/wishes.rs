@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use dataplane::Abilities;
+use dataplane::{Abilities, wishes::Shortfall};
 use model::{Changes, Decision, Frontend, Plan, ServiceKey};
 
 /// See the module.
@@ -20,15 +20,14 @@ pub struct Unmet {
 /// What is not done for one service.
 #[derive(Debug, Default)]
 struct Lack {
-    /// By frontend, in a sentence.
-    frontends: BTreeMap<Frontend, String>,
+    frontends: BTreeMap<Frontend, Shortfall>,
     /// What people know.
-    told: Option<String>,
+    told: Option<Shortfall>,
 }
 
 impl Unmet {
-    /// Looks at everything, and returns what is to be told: service and sentence. What was told is not told again.
-    pub fn rebuild(&mut self, abilities: &Abilities, plan: &Plan) -> Vec<(ServiceKey, String)> {
+    /// Looks at everything, and returns what is to be told of which service. What was told is not told again.
+    pub fn rebuild(&mut self, abilities: &Abilities, plan: &Plan) -> Vec<(ServiceKey, Shortfall)> {
         self.owners.clear();
         self.services.values_mut().for_each(|lack| lack.frontends.clear());
         for (frontend, decision) in plan.frontends() {
@@ -44,7 +43,7 @@ impl Unmet {
         abilities: &Abilities,
         plan: &Plan,
         changes: &Changes,
-    ) -> Vec<(ServiceKey, String)> {
+    ) -> Vec<(ServiceKey, Shortfall)> {
         let mut touched = Vec::new();
         for frontend in &changes.frontends {
             let [before, after] = self.put(abilities, *frontend, plan.decision(frontend));
@@ -65,28 +64,28 @@ impl Unmet {
             lack.frontends.remove(&frontend);
         }
         let lacking = decision.and_then(|decision| Some((decision, abilities.shortfall(decision)?)));
-        let after = lacking.map(|(decision, sentence)| {
+        let after = lacking.map(|(decision, shortfall)| {
             let key = decision.service.service.clone();
-            self.services.entry(key.clone()).or_default().frontends.insert(frontend, sentence);
+            self.services.entry(key.clone()).or_default().frontends.insert(frontend, shortfall);
             self.owners.insert(frontend, key.clone());
             key
         });
         [before, after]
     }
 
-    fn settle(&mut self, mut touched: Vec<ServiceKey>) -> Vec<(ServiceKey, String)> {
+    fn settle(&mut self, mut touched: Vec<ServiceKey>) -> Vec<(ServiceKey, Shortfall)> {
         touched.sort();
         touched.dedup();
         let mut news = Vec::new();
         for key in touched {
             let Some(lack) = self.services.get_mut(&key) else { continue };
             // Where frontends of a service lack different things, the longest sentence has them all.
-            match lack.frontends.values().max_by_key(|sentence| sentence.len()) {
+            match lack.frontends.values().max_by_key(|shortfall| shortfall.sentence.len()) {
                 None => drop(self.services.remove(&key)),
-                Some(sentence) if lack.told.as_ref() == Some(sentence) => {}
-                Some(sentence) => {
-                    lack.told = Some(sentence.clone());
-                    news.push((key, sentence.clone()));
+                Some(shortfall) if lack.told.as_ref() == Some(shortfall) => {}
+                Some(shortfall) => {
+                    lack.told = Some(shortfall.clone());
+                    news.push((key, shortfall.clone()));
                 }
             }
         }
@@ -137,8 +136,8 @@ mod tests {
             ..Abilities::default()
         };
         let mut unmet = Unmet::default();
-        let told = |news: Vec<(ServiceKey, String)>| -> Vec<String> {
-            news.iter().map(|(key, sentence)| format!("{key}: {sentence}")).collect()
+        let told = |news: Vec<(ServiceKey, Shortfall)>| -> Vec<String> {
+            news.iter().map(|(key, shortfall)| format!("{key}: {}", shortfall.sentence)).collect()
         };
         let lc = "the scheduler lc is not to be had; chance decides";
         let first = plan(&[(1, "a", LeastConnections), (2, "a", LeastConnections), (3, "b", RoundRobin)]);

@@ -25,7 +25,7 @@ pub mod sim;
 pub(crate) mod tests;
 mod turn;
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use model::{Family, PerFamily, Plan};
 
@@ -149,9 +149,7 @@ impl<T: Tables> Iptables<T> {
             return Ok(());
         }
         self.audit.forget(family, script.changed());
-        // A wait in vain is told with the next one that was not.
         self.tables.restore(family, &script.input())?;
-        applied.lock_wait += self.tables.take_waited();
         applied.batches += 1;
         applied.added += script.added;
         applied.removed += script.removed;
@@ -240,6 +238,10 @@ impl<T: Tables> Dataplane for Iptables<T> {
             }
         }
         Ok(text)
+    }
+
+    fn take_lock_wait(&mut self) -> Duration {
+        self.tables.take_waited()
     }
 
     fn variant(&self) -> Option<Variant> {

@@ -33,7 +33,7 @@ mod watch;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::PoisonError,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hashbrown::HashSet;
@@ -359,7 +359,6 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             return Ok(());
         }
         let outcome = self.tables.restore(scene.family, &script.input());
-        applied.lock_wait += self.tables.take_waited();
         outcome.map_err(|failure| Error::tool("change", failure))?;
         applied.batches += 1;
         applied.added += script.rules;
@@ -557,6 +556,10 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
 
     fn audit(&mut self) -> Result<Audited, Error> {
         self.look(Instant::now())
+    }
+
+    fn take_lock_wait(&mut self) -> Duration {
+        self.tables.take_waited()
     }
 
     fn variant(&self) -> Option<xtables::Variant> {

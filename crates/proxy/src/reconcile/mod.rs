@@ -20,7 +20,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules, wishes::NO_SCTP};
+use dataplane::{
+    Audited, Dataplane, Drift, Mode, Scope, TableRules,
+    wishes::{Kind, Shortfall},
+};
 use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
@@ -401,7 +404,13 @@ impl Reconciler {
             }
         };
         let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
-        let applied = dataplane.apply(&self.plan, scope).map_err(|error| error.to_string())?;
+        let outcome = dataplane.apply(&self.plan, scope);
+        // Also when it was in vain: then it is what one wants to know.
+        let waited = dataplane.take_lock_wait();
+        if !waited.is_zero() {
+            self.ports.metrics.lock_wait.with(&[]).observe(waited.as_secs_f64());
+        }
+        let applied = outcome.map_err(|error| error.to_string())?;
         self.ports.connections.retire(&applied.retired);
         for warning in &applied.warnings {
             tracing::warn!("{warning}");
@@ -418,9 +427,6 @@ impl Reconciler {
         if applied.mended && changes.is_empty() {
             let what = "rules that were not as we had left them".to_owned();
             drift::tell(&Drift { what, by: None, suspected: false }, metrics, &self.ports.events);
-        }
-        if !applied.lock_wait.is_zero() {
-            metrics.lock_wait.with(&[]).observe(applied.lock_wait.as_secs_f64());
         }
         self.observe(start, &changes);
         self.tell_unmet(&changes);
@@ -532,9 +538,12 @@ impl Reconciler {
             false => self.unmet.update(&abilities, &self.plan, changes),
         };
         let mode = self.mode;
-        for (service, sentence) in news {
+        for (service, Shortfall { kind, sentence }) in news {
             tracing::warn!(%service, "in {mode} mode {sentence}");
-            let reason = if sentence == NO_SCTP { "UnsupportedProtocol" } else { "UnsupportedScheduler" };
+            let reason = match kind {
+                Kind::Protocol => "UnsupportedProtocol",
+                Kind::Tuning => "UnsupportedScheduler",
+            };
             self.ports.events.note(Note::warning(
                 reason,
                 "ScheduleConnections",

@@ -21,6 +21,8 @@ struct Script {
     /// What the next audit finds.
     audit: Option<&'static str>,
     audits: usize,
+    /// How long the next write waits for others.
+    waited: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -42,6 +44,10 @@ impl Dataplane for Fake {
             Some(Answer::Fail) => Err(Error::Several(Vec::new())),
             Some(Answer::Panic) => panic!("scripted"),
         }
+    }
+
+    fn take_lock_wait(&mut self) -> Duration {
+        std::mem::take(&mut self.0.lock().expect("the fake does not panic with it").waited)
     }
 
     fn audit(&mut self) -> Result<Audited, Error> {
@@ -209,6 +215,17 @@ fn nothing_is_programmed_before_everything_is_listed() {
     assert_eq!(bench.list(), None, "all done, nothing left to wait for");
     assert_eq!(bench.calls(), [(true, 1)]);
     assert!(bench.healthy());
+}
+
+#[test]
+fn a_wait_for_others_is_told_also_when_it_was_in_vain() {
+    let mut bench = bench(false);
+    bench.answer(&[Answer::Fail]);
+    bench.script.lock().expect("unpoisoned").waited = Duration::from_secs(5);
+    bench.list();
+    assert!(!bench.healthy());
+    let text = bench.metrics.render();
+    assert!(text.contains("portolan_iptables_lock_wait_seconds_sum 5\n"), "{text}");
 }
 
 #[test]
