@@ -28,18 +28,21 @@ fn service(name: &str, address: &str, check_port: u16) -> Value {
 }
 
 fn start(server: &ApiServer, folder: &std::path::Path, netns: &Netns) -> Proxy {
+    start_with(server, folder, netns, &["--healthz-port=0", "--metrics-port=0"])
+}
+
+fn start_with(server: &ApiServer, folder: &std::path::Path, netns: &Netns, servers: &[&str]) -> Proxy {
     server.put(json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.5"}]},
     }));
     let kubeconfig = server.kubeconfig(folder, Login::Token);
-    let args = [
+    let mut args = vec![
         format!("--kubeconfig={}", kubeconfig.display()),
         "--hostname-override=node-a".to_owned(),
         "--cluster-cidr=10.244.0.0/16".to_owned(),
-        "--healthz-port=0".to_owned(),
-        "--metrics-port=0".to_owned(),
     ];
+    args.extend(servers.iter().map(|flag| (*flag).to_owned()));
     in_process(netns, &args)
 }
 
@@ -96,4 +99,32 @@ fn a_server_that_takes_none_hurts_nothing() {
     until("the refusal is counted", || proxy.metrics.events.with(&["refused"]).value() == 1);
     assert!(proxy.status.report(SystemTime::now()).healthy);
     assert!(server.events().is_empty());
+}
+
+#[test]
+fn a_server_that_cannot_listen_is_told_before_the_end() {
+    // The servers are in the namespace of this process.
+    let squatter = TcpListener::bind("127.0.0.1:0").expect("free");
+    let taken = squatter.local_addr().expect("bound");
+    for (name, other, reason) in [
+        ("healthz", "metrics", "FailedToStartProxierHealthcheck"),
+        ("metrics", "healthz", "FailedToStartMetricServer"),
+    ] {
+        let Some(netns) = node() else { return };
+        let server = ApiServer::start();
+        let folder = tempfile::tempdir().expect("a folder");
+        let flags = [
+            format!("--{name}-bind-address={taken}"),
+            format!("--{other}-port=0"),
+            "--bind-address-hard-fail".to_owned(),
+        ];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let proxy = start_with(&server, folder.path(), &netns, &flags);
+        let ended = proxy.wait().expect_err("it cannot go on");
+        assert!(ended.contains(name) && ended.contains(&taken.to_string()), "{ended}");
+        until("it is told", || find(&server, reason).is_some());
+        let event = find(&server, reason).expect("just seen");
+        assert_eq!((&event["type"], &event["regarding"]["kind"]), (&json!("Warning"), &json!("Node")));
+        assert_eq!(event["action"], "StartKubeProxy");
+    }
 }
