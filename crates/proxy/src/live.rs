@@ -18,12 +18,7 @@ use tokio::sync::watch;
 
 use crate::{
     app,
-    config::{
-        Config,
-        check::{self, Checked},
-        own::PortRange,
-        surprise,
-    },
+    config::{Config, check::Checked, own::PortRange, surprise},
     host, log,
     metrics::{self, Metrics},
     node::{
@@ -61,6 +56,8 @@ impl Current {
 /// The handles on what can be changed.
 pub struct Live {
     current: Current,
+    /// The same, checked, with our own settings and the mode that was taken.
+    checked: RwLock<Checked>,
     tuning: watch::Sender<Tuning>,
     status: Arc<Status>,
     metrics: Arc<Metrics>,
@@ -77,9 +74,9 @@ impl Live {
     ) -> (Arc<Live>, watch::Receiver<Tuning>) {
         let settings = app::settings(&config, checked, node_name, families);
         let (tuning, receiver) = watch::channel(Tuning { settings, max_pause: checked.min_sync_period });
-        let current = Current::new(config);
+        let (current, checked) = (Current::new(config), RwLock::new(checked.clone()));
         let (status, metrics) = (Arc::clone(status), Arc::clone(metrics));
-        let live = Live { current, tuning, status, metrics, netns };
+        let live = Live { current, checked, tuning, status, metrics, netns };
         (Arc::new(live), receiver)
     }
 
@@ -89,7 +86,8 @@ impl Live {
     }
 
     /// Puts everything of a new configuration in force that can be while we run.
-    pub fn adopt(&self, config: Config, checked: &Checked) {
+    pub fn adopt(&self, config: Config, checked: Checked) {
+        let checked = &self.checked().followed_by(checked);
         log::init(&config.logging);
         host::adjust_oom_score(config.oom_score_adj.unwrap_or_default());
         self.status.set_sync_period(checked.sync_period);
@@ -105,7 +103,12 @@ impl Live {
             differs
         });
         self.current.replace(config);
+        *self.checked.write().unwrap_or_else(PoisonError::into_inner) = checked.clone();
         self.settle();
+    }
+
+    fn checked(&self) -> Checked {
+        self.checked.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// [`Live::settle`], and once more when everything is in force if the kernel lacked some: connection tracking
@@ -130,9 +133,8 @@ impl Live {
 
     /// Looks around on this node, in a thread of its own, and logs what will get in the way.
     pub fn report(&self, node_ports: PortRange) {
-        let (config, netns) = (self.current.config(), self.netns.clone());
+        let (config, checked, netns) = (self.current.config(), self.checked(), self.netns.clone());
         let look = move || {
-            let Ok(checked) = check::check(&config) else { return };
             let found = app::in_netns(netns.as_deref(), || report::findings(&config, &checked, node_ports));
             match found {
                 Ok(findings) => report::log(&findings),
@@ -146,9 +148,7 @@ impl Live {
 
     /// Sets the kernel settings that the configuration asks for, and tells which were refused.
     pub fn settle(&self) -> Vec<Refusal> {
-        let config = self.current.config();
-        // What is in force has been checked before.
-        let Ok(checked) = check::check(&config) else { return Vec::new() };
+        let (config, checked) = (self.current.config(), self.checked());
         let refused = app::in_netns(self.netns.as_deref(), || settle(&config, &checked));
         let refused = refused.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot look at the kernel's settings");

@@ -29,7 +29,7 @@ use tokio::{
 
 use crate::{
     config::{
-        check::{self, Checked},
+        check::Checked,
         fields::{self, Difference, Effect},
     },
     flags::Options,
@@ -141,7 +141,7 @@ impl Reload {
                 return Some(format!("the configuration has changed in what needs a restart: {fields}"));
             }
             Step::Adopt { options, checked, fields } => {
-                self.live.adopt(options.config.clone(), &checked);
+                self.live.adopt(options.config.clone(), *checked);
                 tracing::info!(fields = fields.join(", "), "the configuration has changed and is in force");
                 self.options = *options;
             }
@@ -164,9 +164,9 @@ pub fn step(parsed: &Options, now: &Options) -> Step {
         Ok(notices) => notices.iter().for_each(|notice| tracing::warn!("{notice}")),
         Err(reason) => return Step::Refuse(reason),
     }
-    let checked = match check::check(&next.config) {
+    let checked = match next.checked() {
         Ok(checked) => checked,
-        Err(wrong) => return Step::Refuse(check::sentence(&wrong)),
+        Err(reason) => return Step::Refuse(reason),
     };
     let differences = fields::differences(&now.config, &next.config);
     let named = |effect: Effect| {
@@ -326,6 +326,7 @@ mod tests {
             ["healthzBindAddress"]
         );
         assert_eq!(restart("", Some("source: file:/x\n")), ["source"]);
+        assert_eq!(restart("", Some("userspaceBind: true\n")), ["settings of the userspace mode"]);
         assert!(restart("", Some("mode: iptables\n")).contains(&"mode".to_owned()));
         assert_eq!(
             after("", "hostnameOverride: other\n", None),

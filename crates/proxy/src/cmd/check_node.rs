@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use super::{checked, output::Output, print, say, usage_error};
+use super::{output::Output, print, say, usage_error};
 use crate::{
     flags::Options,
     node::{judge::Rank, report},
@@ -29,7 +29,7 @@ pub fn run(args: &[String]) -> ExitCode {
         );
         return ExitCode::SUCCESS;
     }
-    let checked = match options.complete().and_then(|_| checked(&options.config)) {
+    let checked = match options.complete().and_then(|_| options.checked()) {
         Ok(checked) => checked,
         Err(error) => return say(&error),
     };

@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use super::{checked, print, say, usage_error};
+use super::{print, say, usage_error};
 use crate::{app, flags::Options, host};
 
 /// Prints the dataplane's own words.
@@ -25,7 +25,7 @@ pub fn run(args: &[String]) -> ExitCode {
 
 fn dump(mut options: Options) -> Result<String, String> {
     options.complete()?;
-    let checked = checked(&options.config)?;
+    let checked = options.checked()?;
     let mut dataplane = app::open(&checked, host::families())?;
     dataplane.dump().map_err(|error| error.to_string())
 }

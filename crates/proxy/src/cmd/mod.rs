@@ -15,10 +15,7 @@ pub mod withdraw;
 use std::{io::Write as _, path::Path, process::ExitCode};
 
 use crate::{
-    config::{
-        Config,
-        check::{self, Checked},
-    },
+    config::{Config, check::Checked},
     flags::{self, Options},
     log,
     reload::Origin,
@@ -89,21 +86,11 @@ fn prepare(mut options: Options) -> Result<(Options, Checked), String> {
             tracing::info!("FLAG: --{name}={value:?}");
         }
     }
-    let mut checked = checked(&options.config)?;
-    checked.counted_endpoints = options.counted_endpoints;
-    checked.ipvs_fallback = options.ipvs_fallback;
-    options.userspace.check()?;
-    checked.userspace.relay.udp_timeout = options.userspace.udp_timeout.to_std();
-    checked.userspace.bind = options.userspace.bind;
-    checked.drain = options.userspace.drain.to_std();
+    let checked = options.checked()?;
     for gate in options.config.feature_gates.iter().flat_map(crate::config::gates::outdated) {
         tracing::warn!(gate = gate.name, stage = gate.stage, "this feature gate will go away");
     }
     Ok((options, checked))
-}
-
-fn checked(config: &Config) -> Result<Checked, String> {
-    check::check(config).map_err(|wrong| check::sentence(&wrong))
 }
 
 fn write_config(config: &Config, path: &Path) -> Result<(), String> {

@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 use model::{Plan, Update, World};
 use source::Problems;
 
-use super::{checked, print, say, usage_error};
+use super::{print, say, usage_error};
 use crate::{
     app,
     flags::{Options, Source},
@@ -40,7 +40,7 @@ fn plan(mut options: Options) -> Result<String, String> {
     };
     let notices = options.complete()?;
     notices.iter().for_each(|notice| eprintln!("{notice}"));
-    let checked = checked(&options.config)?;
+    let checked = options.checked()?;
     let node_name = host::node_name(&options.config.hostname_override)?;
     let settings = app::settings(&options.config, &checked, Arc::clone(&node_name), host::families());
     let problems = Arc::new(Problems::new());

@@ -51,6 +51,15 @@ pub struct Checked {
     pub drain: Duration,
 }
 
+impl Checked {
+    /// Another configuration in force of a proxy that runs: what takes a restart stays as it is. Files do not know of some
+    /// of it, such as the mode that was taken instead of another.
+    pub fn followed_by(self, next: Checked) -> Checked {
+        let Checked { mode, masquerade_bit, counted_endpoints, ipvs_fallback, userspace, drain, .. } = self;
+        Checked { mode, masquerade_bit, counted_endpoints, ipvs_fallback, userspace, drain, ..next }
+    }
+}
+
 /// One field that cannot be as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
@@ -170,17 +179,20 @@ fn port_range(config: &Config, list: &mut Wrong) -> Option<std::ops::RangeInclus
         (None, None) if text.is_empty() => Some((0, 0)),
         (None, None) => text.parse().ok().map(|port| (port, port)),
     };
-    match ends {
-        Some((0, 0)) => None,
-        Some((first, last)) if 0 < first && first <= last => Some(first..=last),
-        _ => {
-            // Other modes have no use for it, and kube-proxy looks at it in none.
-            if config.mode == "userspace" {
-                list.add("portRange", text, "must be two ports, as in 40000-40100, or 0-0 for any");
-            }
-            None
+    let wrong = match ends {
+        Some((0, 0)) => return None,
+        // TCP and UDP, IPv4 and IPv6 have ports of their own, and in each two listeners.
+        Some((first, last)) if 0 < first && first < last => return Some(first..=last),
+        Some((first, last)) if 0 < first && first == last => {
+            "is too small: it must hold two ports at least, four where the next process starts before the last one ends"
         }
+        _ => "must be two ports, as in 40000-40100, or 0-0 for any",
+    };
+    // Other modes have no use for it, and kube-proxy looks at it in none.
+    if config.mode == "userspace" {
+        list.add("portRange", text, wrong);
     }
+    None
 }
 
 /// Only `--healthz-port=0` and `--metrics-port=0` leave an address empty, and mean off by it.

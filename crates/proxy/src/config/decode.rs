@@ -54,6 +54,7 @@ fn template() -> Value {
     let mut config = Config::with_defaults();
     config.feature_gates = Some(Default::default());
     config.windows_run_as_service = true;
+    config.udp_idle_timeout = Some(GoDuration(0));
     config.logging.vmodule = vec![VModule::default()];
     config.logging.options.json.split_stream = true;
     config.logging.options.text.split_stream = true;

@@ -88,9 +88,10 @@ pub fn effect(field: &str, mode: &str) -> Effect {
         "clientConnection" if matches!(name, "burst" | "qps" | "acceptContentTypes") => Effect::Nothing,
         "clientConnection" => Effect::Restart,
         "logging" if matches!(name, "format" | "verbosity" | "vmodule") => Effect::Live,
+        "portRange" | "udpIdleTimeout" if mode == "userspace" => Effect::Restart,
         "nftables" | "iptables" | "ipvs" => in_mode(section, name, mode),
         // Accepted, checked and given back: apiVersion, bindAddressHardFail (asked only when binding),
-        // configSyncPeriod, kind, other fields of logging, portRange,
+        // configSyncPeriod, kind, other fields of logging, portRange and udpIdleTimeout in other modes,
         // showHiddenMetricsForVersion, windowsRunAsService, winkernel.
         _ => Effect::Nothing,
     }
@@ -202,6 +203,15 @@ mod tests {
         assert_eq!(told(&with("nftables", 14), &with("nftables", 3)), [(field(), Effect::Nothing)]);
         assert_eq!(told(&with("iptables", 14), &with("iptables", 3)), [(field(), Effect::Restart)]);
         assert_eq!(told(&with("ipvs", 14), &with("ipvs", 3)), [(field(), Effect::Restart)]);
+        let ports = |mode: &str, range: &str| {
+            config(|config| {
+                config.mode = mode.into();
+                config.port_range = range.into();
+            })
+        };
+        let field = || "portRange".to_owned();
+        assert_eq!(told(&ports("nftables", ""), &ports("nftables", "1-9")), [(field(), Effect::Nothing)]);
+        assert_eq!(told(&ports("userspace", ""), &ports("userspace", "1-9")), [(field(), Effect::Restart)]);
         let switched = told(&with("nftables", 14), &with("iptables", 14));
         assert!(switched.contains(&("mode".to_owned(), Effect::Restart)), "{switched:?}");
     }

@@ -67,9 +67,12 @@ pub struct Config {
     pub nftables: Nftables,
     pub node_port_addresses: Option<Vec<String>>,
     pub oom_score_adj: Option<i32>,
-    /// Was for the userspace mode of old; accepted and ignored.
+    /// For the userspace mode, as of old; newer ones of kube-proxy's have no such mode, and ignore it.
     pub port_range: String,
     pub show_hidden_metrics_for_version: String,
+    /// The same; kube-proxy dropped the field with that mode. Zero, as kubeadm wrote it, is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub udp_idle_timeout: Option<GoDuration>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub windows_run_as_service: bool,
     pub winkernel: Winkernel,

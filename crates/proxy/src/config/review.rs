@@ -195,7 +195,9 @@ fn unused(config: &Config, document: &Document) -> Vec<Remark> {
         let section = found.field.split('.').next().unwrap_or_default();
         let says = match section {
             "winkernel" | "windowsRunAsService" => "is for Windows only".to_owned(),
-            "portRange" => "was for a mode that kube-proxy gave up long ago".to_owned(),
+            "portRange" | "udpIdleTimeout" => {
+                "is for the userspace mode, which kube-proxy gave up long ago".to_owned()
+            }
             "nftables" | "iptables" | "ipvs" => format!("is not used in mode {}", config.mode),
             _ => "is accepted, and has no effect here".to_owned(),
         };
@@ -235,7 +237,7 @@ mod tests {
                 "8 error nodePortAddresses: \"all\" this keyword is given twice",
                 "12 error featureGates.Nonsense: unrecognized feature gate: Nonsense",
                 "13 deprecated featureGates.NFTablesProxyMode: this feature gate (ga) will go away",
-                "14 unused portRange: was for a mode that kube-proxy gave up long ago",
+                "14 unused portRange: is for the userspace mode, which kube-proxy gave up long ago",
             ]
         );
     }

@@ -20,6 +20,7 @@ use self::parse::{Parsed, usage};
 use crate::{
     config::{
         Config,
+        check::{self, Checked},
         decode::{self, Notice},
         own::{COUNTED_ENDPOINTS, Fallback, Own, PortRange},
     },
@@ -150,6 +151,9 @@ impl Options {
             self.apply_ports();
             self.apply_mode();
         }
+        if let Some(timeout) = self.config.udp_idle_timeout.filter(|timeout| timeout.0 != 0) {
+            self.userspace.udp_timeout = timeout;
+        }
         if let Some(path) = self.own_path() {
             let own = read(&path).and_then(|text| Own::decode(&text));
             self.apply_own(own.map_err(|reason| unusable(&path, &reason))?);
@@ -157,6 +161,18 @@ impl Options {
         self.again()?;
         self.config.settle();
         Ok(notices)
+    }
+
+    /// Checks everything, our own settings too. The error is one sentence.
+    pub fn checked(&self) -> Result<Checked, String> {
+        let mut checked = check::check(&self.config).map_err(|wrong| check::sentence(&wrong))?;
+        checked.counted_endpoints = self.counted_endpoints;
+        checked.ipvs_fallback = self.ipvs_fallback;
+        self.userspace.check()?;
+        checked.userspace.relay.udp_timeout = self.userspace.udp_timeout.to_std();
+        checked.userspace.bind = self.userspace.bind;
+        checked.drain = self.userspace.drain.to_std();
+        Ok(checked)
     }
 
     /// The file with our own settings: the one that was named, else the one beside the configuration.

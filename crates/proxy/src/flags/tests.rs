@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use super::*;
 use crate::config::VModule;
@@ -75,6 +75,36 @@ fn every_flag_of_kube_proxy_is_there() {
     let ours = [&ours[..], &userspace].concat();
     let foreign = table::FLAGS.iter().filter(|flag| !ours.contains(&flag.name)).count();
     assert_eq!(foreign, table.split_whitespace().count(), "only these are ours");
+}
+
+/// The fields of kube-proxy's old userspace mode, which a configuration of those days still has.
+#[test]
+fn the_old_fields_of_the_userspace_mode_count() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, own) = (folder.path().join("config.conf"), folder.path().join("portolan.conf"));
+    let line = format!("--config={}", config.display());
+    let with = |body: &str| {
+        let head =
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n";
+        std::fs::write(&config, format!("{head}{body}")).expect("written");
+        let (mut options, _) = Options::parse(&words(&line)).expect("valid");
+        assert_eq!(options.complete().expect("valid"), [], "nothing is unknown");
+        options
+    };
+    let both = with("portRange: 40000-40010\nudpIdleTimeout: 250ms\n").checked().expect("valid");
+    assert_eq!(both.userspace.ports, Some(40_000..=40_010));
+    assert_eq!(both.userspace.relay.udp_timeout, Duration::from_millis(250));
+    let zero = with("udpIdleTimeout: 0s\n").userspace.udp_timeout;
+    assert_eq!(zero, GoDuration::from_secs(30), "as kubeadm wrote it: nothing was asked for");
+    with("udpIdleTimeout: -1s\n").checked().expect_err("negative");
+    for range in ["40000-40000", "40000", "40000+0"] {
+        let reason = with(&format!("portRange: \"{range}\"\n")).checked().expect_err("one port is too few");
+        assert!(reason.contains("is too small"), "{reason}");
+    }
+    let text = "apiVersion: portolan.dev/v1alpha1\nkind: PortolanConfiguration\nudpTimeout: 5s\n";
+    std::fs::write(&own, text).expect("written");
+    let ours = with("udpIdleTimeout: 250ms\n").userspace.udp_timeout;
+    assert_eq!(ours, GoDuration::from_secs(5), "what is said to us counts before what is said to both");
 }
 
 #[test]

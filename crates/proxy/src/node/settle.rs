@@ -111,6 +111,12 @@ pub fn wishes(config: &Config, checked: &Checked, cpus: u64) -> Vec<Wish> {
     if checked.mode == Mode::Ipvs {
         wishes.extend(for_ipvs(checked));
     }
+    if checked.mode == Mode::Userspace && checked.userspace.bind {
+        // A listener that closes gives clients it has not accepted yet to the next process's, instead of resetting them.
+        // From Linux 5.14 on; without it a hand-over may cost a client its first attempt.
+        let name = "net/ipv4/tcp_migrate_req";
+        wishes.push(Wish { name, value: 1, rule: Rule::Exactly, field: "userspaceBind" });
+    }
     wishes
 }
 
@@ -281,6 +287,18 @@ mod tests {
         assert!(!wants("mode: nftables\n"));
         assert!(!wants("mode: nftables\nnodePortAddresses: [all]\n"));
         assert!(wants("mode: nftables\nnodePortAddresses: [primary, localhost]\n"), "asked for by name");
+    }
+
+    #[test]
+    fn clients_that_wait_are_handed_over_where_we_listen_ourselves() {
+        let config = config("mode: userspace\n");
+        let mut checked = check(&config).expect("valid");
+        let wants = |checked: &Checked| {
+            wishes(&config, checked, 2).iter().any(|wish| wish.name == "net/ipv4/tcp_migrate_req")
+        };
+        assert!(!wants(&checked));
+        checked.userspace.bind = true;
+        assert!(wants(&checked));
     }
 
     #[test]

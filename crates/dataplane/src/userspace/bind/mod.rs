@@ -70,7 +70,6 @@ impl Bind {
         let route = Route::open().map_err(|error| {
             Unsupported(format!("no connection to the kernel's links and addresses (netlink): {error}"))
         })?;
-        keep_waiting_clients();
         Ok(Bind { route, config: config.clone(), known: None })
     }
 
@@ -299,16 +298,6 @@ impl Bind {
         let bound = relay.listen(listen).map_err(|error| format!("cannot listen on {address}: {error}"))?;
         listeners.insert(spot, bound.id);
         Ok(true)
-    }
-}
-
-/// Has the kernel give clients that a closing listener has not accepted yet to another that listens there, the next
-/// process's, instead of resetting them. From Linux 5.14 on; without it a hand-over may cost a client its first attempt.
-fn keep_waiting_clients() {
-    const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
-    if std::fs::read_to_string(MIGRATE).is_ok_and(|now| now.trim() == "0") {
-        // Best effort: in a container it may be read-only.
-        let _ = std::fs::write(MIGRATE, "1");
     }
 }
 
