@@ -15,7 +15,7 @@ const IPVS: &str = "--proxy-mode=ipvs";
 const ROUND: u64 = 30;
 
 /// `None` where the kernel has no IPVS.
-fn build() -> Option<Bed> {
+pub(crate) fn build() -> Option<Bed> {
     if env::var_os("PORTOLAN_HAS_IPVS").is_none() && netlink::ipvs::Ipvs::open().is_err() {
         println!("skipped: this kernel has no IPVS; `make test-vm` runs it on one that does");
         return None;

@@ -3,13 +3,14 @@
 //! The userspace mode, where a process carries the connections: it ends, it begins, another mode takes over.
 
 use std::{
+    net::{SocketAddr, TcpListener},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use lab::{
-    Answer, Flow, Route, Transport,
+    Answer, Flow, Lab, Route, Transport,
     address::{Version, address_of},
 };
 use stage::{Daemon, eventually, load::Load};
@@ -76,27 +77,24 @@ fn the_mode_can_be_changed_and_changed_back() {
 fn open_connections_are_drained() {
     let Some(mut bed) = Bed::build() else { return };
     bed.start_with(&USERSPACE);
-    let source = Version::V4.address(address_of("client").expect("it is in the lab"));
-    let destination = std::net::SocketAddr::new(cluster_ip(10), 80);
-    let route = Route { source, destination, transport: Transport::Tcp };
     let lab = Arc::clone(&bed.lab);
-    let mut flow: Flow =
-        lab.open("client", route, Duration::from_secs(5)).expect("in the lab").expect("open");
-    assert!(matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)));
-    let begun = Instant::now();
+    let mut flow = open_connection(&lab);
     thread::scope(|scope| {
-        let asking = scope.spawn(|| {
-            let mut answers = 0;
-            while matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)) {
-                answers += 1;
-                thread::sleep(Duration::from_millis(20));
-            }
-            (answers, begun.elapsed())
-        });
+        let asking = scope.spawn(|| ask_to_the_end(&mut flow));
         bed.daemon.stop();
-        let (answers, lasted) = asking.join().expect("it does not panic");
-        assert!(answers > 20 && lasted > Duration::from_millis(1500), "{answers} answers in {lasted:?}");
+        asking.join().expect("it goes on for a while");
     });
+}
+
+/// It is answered for a while that is worth its name, and then no more.
+fn ask_to_the_end(flow: &mut Flow) {
+    let (begun, mut answers) = (Instant::now(), 0);
+    while matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)) {
+        answers += 1;
+        thread::sleep(Duration::from_millis(20));
+    }
+    let lasted = begun.elapsed();
+    assert!(answers > 20 && lasted > Duration::from_millis(1500), "{answers} answers in {lasted:?}");
 }
 
 /// A crash takes the open connections with it, but who comes while nobody listens is not refused: his packet is sent again
@@ -126,7 +124,7 @@ fn after_a_crash_new_clients_wait_for_the_next_process() {
     }
 }
 
-fn ask_once(lab: &lab::Lab, line: &stage::load::Line) -> Answer {
+fn ask_once(lab: &Lab, line: &stage::load::Line) -> Answer {
     let version = if line.to.is_ipv4() { Version::V4 } else { Version::V6 };
     let source = version.address(address_of(line.from).expect("it is in the lab"));
     let route = Route { source, destination: line.to, transport: Transport::Tcp };
@@ -163,18 +161,20 @@ fn no_packet_filter_is_needed() {
     assert!(!left.status.success(), "the link is still there");
 }
 
-/// As in an upgrade that starts the new before it ends the old: the old one listens until the new one does.
-#[test]
-fn listeners_are_handed_over() {
-    let Some(mut bed) = Bed::build() else { return };
-    bed.start_with(&BIND);
+/// As in an upgrade that starts the new program before it ends the old: new clients are refused by neither, and a
+/// connection that is open goes on while the old one drains.
+fn upgrade(bed: &mut Bed, way: &[&str]) {
+    bed.start_with(way);
     let folder = bed.folder().join("second");
     std::fs::create_dir(&folder).expect("a folder");
-    let mut second = Daemon::new(program().to_owned(), bed.node().try_clone().expect("a handle"), folder);
+    let next = folder.join("portolan");
+    std::fs::copy(program(), &next).expect("a program can be copied");
+    let mut second = Daemon::new(next, bed.node().try_clone().expect("a handle"), folder);
     let more = ["--healthz-bind-address=127.0.0.1:11256", "--metrics-bind-address=127.0.0.1:11249"];
-    let flags = bed.flags().into_iter().chain(BIND.iter().chain(&more).map(|flag| (*flag).to_owned()));
+    let flags = bed.flags().into_iter().chain(way.iter().chain(&more).map(|flag| (*flag).to_owned()));
     let flags: Vec<String> = flags.collect();
     let lab = Arc::clone(&bed.lab);
+    let mut open = open_connection(&lab);
     thread::scope(|scope| {
         let load = Load::begin_new(scope, &lab, &everywhere());
         load.go_on(ROUND);
@@ -184,10 +184,94 @@ fn listeners_are_handed_over() {
             said => Err(said),
         });
         load.go_on(ROUND);
+        let draining = scope.spawn(|| ask_to_the_end(&mut open));
         bed.daemon.stop();
         load.go_on(ROUND);
-        assert_eq!(second.get(11_256, "/healthz").expect("it answers").0, 200);
-        load.end("listeners handed over");
+        eventually("the second serves", || match second.get(11_256, "/healthz")? {
+            (200, _) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        load.go_on(ROUND);
+        draining.join().expect("it goes on for a while");
+        load.end(&format!("upgrade, {way:?}"));
     });
+}
+
+#[test]
+fn an_upgrade_refuses_nobody() {
+    let Some(mut bed) = Bed::build() else { return };
+    upgrade(&mut bed, &USERSPACE);
+}
+
+#[test]
+fn listeners_are_handed_over() {
+    let Some(mut bed) = Bed::build() else { return };
+    upgrade(&mut bed, &BIND);
     assert!(bed.daemon.said().contains("another process listens now"), "{}", bed.daemon.said());
+}
+
+/// From the client to a cluster IP; it has been answered once.
+fn open_connection(lab: &Lab) -> Flow {
+    let source = Version::V4.address(address_of("client").expect("it is in the lab"));
+    let destination = SocketAddr::new(cluster_ip(10), 80);
+    let route = Route { source, destination, transport: Transport::Tcp };
+    let mut flow = lab.open("client", route, Duration::from_secs(5)).expect("in the lab").expect("open");
+    assert!(matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)));
+    flow
+}
+
+/// Ports of the old flag, and what is said when there are too few.
+#[test]
+fn listeners_get_ports_of_the_range() {
+    let Some(mut bed) = Bed::build() else { return };
+    let listening = |bed: &Bed| -> Vec<u16> {
+        let text = bed.command(&["ss", "-Hltnu"]);
+        let ports =
+            text.lines().filter_map(|line| line.split_whitespace().nth(4)?.rsplit_once(':')?.1.parse().ok());
+        ports.collect()
+    };
+    let others = listening(&bed);
+    bed.start_with(&["--proxy-mode=userspace", "--proxy-port-range=41000-41003"]);
+    let ours: Vec<u16> = listening(&bed).into_iter().filter(|port| !others.contains(port)).collect();
+    let of_range = ours.iter().filter(|port| (41_000..=41_003).contains(*port)).count();
+    // Health and metrics are the other two; each worker has a socket of its own for each of the eight.
+    assert!(of_range >= 8 && ours.len() == of_range + 2, "{ours:?}");
+    for line in everywhere() {
+        assert!(matches!(ask_once(&bed.lab, &line), Answer::Answered(_)), "{line:?}");
+    }
+    bed.daemon.stop();
+
+    let too_small = ["--proxy-mode=userspace".to_owned(), "--proxy-port-range=41000".to_owned()];
+    let ending = bed.daemon.run_to_end(&[&bed.flags()[..], &too_small].concat()).expect("it ends");
+    assert!(!ending.status.success() && ending.stderr.contains("is too small"), "{}", ending.stderr);
+    let _taken = bed.node().run(|| [41_010, 41_011].map(|port| TcpListener::bind(("127.0.0.1", port))));
+    let flags = ["--proxy-mode=userspace".to_owned(), "--proxy-port-range=41010-41011".to_owned()];
+    bed.daemon.start(&[&bed.flags()[..], &flags].concat());
+    eventually("it says what is wrong", || match bed.daemon.said() {
+        said if said.contains("no port from 41010 to 41011 is free") => Ok(()),
+        said => Err(said),
+    });
+}
+
+#[test]
+fn an_idle_udp_flow_is_forgotten_after_its_time() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start_with(&["--proxy-mode=userspace", "--udp-timeout=2s"]);
+    let source = Version::V4.address(address_of("client").expect("it is in the lab"));
+    let destination = SocketAddr::new(cluster_ip(10), 80);
+    let route = Route { source, destination, transport: Transport::Udp };
+    let flows = |bed: &Bed| bed.daemon.metric("portolan_relay_flows");
+    let mut flow = bed.lab.open("client", route, Duration::from_secs(5)).expect("in the lab").expect("open");
+    // As long as it is used it stays.
+    for _ in 0..12 {
+        assert!(matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)));
+        thread::sleep(Duration::from_millis(300));
+    }
+    assert_eq!((flows(&bed), bed.daemon.metric("portolan_relay_flows_total")), (Ok(1.0), Ok(1.0)));
+    eventually("it is forgotten", || match flows(&bed)? {
+        0.0 => Ok(()),
+        other => Err(format!("{other} flows")),
+    });
+    assert!(matches!(flow.ask(Duration::from_secs(5)), Answer::Answered(_)), "and begins anew");
+    assert_eq!(bed.daemon.metric("portolan_relay_flows_total"), Ok(2.0));
 }
