@@ -59,6 +59,8 @@ pub struct Nftables<T = Socket> {
     loopback: PerFamily<bool>,
     /// In which families connections are counted.
     counted: PerFamily<bool>,
+    /// What the generation was before the tables were last read as a whole, less the commits we had made by then.
+    origin: Option<u32>,
 }
 
 impl Nftables<Socket> {
@@ -78,7 +80,15 @@ impl<T: Transport> Nftables<T> {
     pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
         let loopback = PerFamily { v4: false, v6: false };
         let audit = audit::Audit::default();
-        Nftables { nft, config: config.clone(), known: None, audit, loopback, counted: loopback }
+        Nftables {
+            nft,
+            config: config.clone(),
+            known: None,
+            audit,
+            loopback,
+            counted: loopback,
+            origin: None,
+        }
     }
 
     /// The connection: its port tells our own changes from those of others.
@@ -87,6 +97,8 @@ impl<T: Transport> Nftables<T> {
     }
 
     fn read(&mut self) -> Result<PerFamily<Holdings>, Error> {
+        self.origin =
+            self.nft.generation().ok().map(|generation| generation.wrapping_sub(self.nft.commits()));
         let mut known = PerFamily::default();
         for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
             known[family] = kernel::read(&mut self.nft, family)?;
@@ -186,9 +198,16 @@ impl<T: Transport> Dataplane for Nftables<T> {
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
         let port = self.nft.port();
-        let monitor = Monitor::open()
-            .and_then(|monitor| monitor.passing_over(port))
-            .map_err(|error| Error::kernel("watch", "our tables", error))?;
-        Ok(Some(Box::new(watch::Watch::new(monitor, port))))
+        let failed = |error| Error::kernel("watch", "our tables", error);
+        let monitor = Monitor::open().and_then(|monitor| monitor.passing_over(port)).map_err(failed)?;
+        // From here on nothing is missed. What was, shows in the number of commits.
+        let late = match self.origin {
+            Some(origin) => {
+                let now = Nft::open().and_then(|mut nft| nft.generation()).map_err(failed)?;
+                now != origin.wrapping_add(self.nft.commits())
+            }
+            None => false,
+        };
+        Ok(Some(Box::new(watch::Watch::new(monitor, port, late))))
     }
 }

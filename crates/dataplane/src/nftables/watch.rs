@@ -17,17 +17,27 @@ pub(super) struct Watch<T> {
     notices: Notices<T>,
     /// Who we are to the kernel.
     port: u32,
+    /// What may have happened before the watch began.
+    before: Option<Drift>,
 }
 
 impl<T: Transport> Watch<T> {
-    /// `port` is that of the connection we write by.
-    pub(super) fn new(monitor: Monitor<T>, port: u32) -> Watch<T> {
-        Watch { notices: Notices::new(monitor), port }
+    /// `port` is that of the connection we write by. `late`: somebody has written since we began to, and was not seen.
+    pub(super) fn new(monitor: Monitor<T>, port: u32, late: bool) -> Watch<T> {
+        let before = late.then(|| Drift {
+            what: "something in nf_tables while we wrote".into(),
+            by: None,
+            suspected: true,
+        });
+        Watch { notices: Notices::new(monitor), port, before }
     }
 }
 
 impl<T: Transport> crate::Watch for Watch<T> {
     fn next(&mut self, wait: Duration) -> Result<Option<Drift>, Error> {
+        if let Some(before) = self.before.take() {
+            return Ok(Some(before));
+        }
         let port = self.port;
         self.notices.next(wait, |change| {
             // Rules fill the affinity map, and whoever empties it does no harm.

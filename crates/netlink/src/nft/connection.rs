@@ -30,6 +30,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Nft<T = Socket> {
     channel: Channel<T>,
+    commits: u32,
 }
 
 /// What a listing of elements tells its visitor.
@@ -56,7 +57,7 @@ impl Nft<Socket> {
 impl<T: Transport> Nft<T> {
     /// A connection over any transport.
     pub fn over(transport: T) -> Nft<T> {
-        Nft { channel: Channel::new(transport) }
+        Nft { channel: Channel::new(transport), commits: 0 }
     }
 
     /// The transport below.
@@ -133,9 +134,17 @@ impl<T: Transport> Nft<T> {
             // The kernel's word counts, even if it had more to say than we could hold.
             (Some((ack, errno)), _) => Ok(Some((ack.seq, ack.into_error(Op::Batch, errno)))),
             (None, Err(error)) => Err(error),
-            (None, Ok(())) if acknowledged => Ok(None),
+            (None, Ok(())) if acknowledged => {
+                self.commits = self.commits.wrapping_add(1);
+                Ok(None)
+            }
             (None, Ok(())) => Err(Error::Malformed("a batch was not acknowledged")),
         }
+    }
+
+    /// The number of commits made by this connection: by so many has [`Nft::generation`] grown, if nobody else made one.
+    pub fn commits(&self) -> u32 {
+        self.commits
     }
 
     /// The number of commits there have been. It counts those of all tables and programs.

@@ -86,8 +86,9 @@ pub struct Reconciler {
     plan: Plan,
     ports: Ports,
     dataplane: Option<Box<dyn Dataplane>>,
-    /// Rings when somebody else changed what the dataplane holds.
-    drift: Arc<Notify>,
+    /// Rings when somebody else changed what the dataplane holds. Listens from the first write on: notices of a whole
+    /// load, which nobody needs, are a tenth of its cost.
+    drift: Option<Arc<Notify>>,
     /// Somebody else changed something, and it is not mended yet.
     drifted: bool,
     rounds: Rounds,
@@ -141,17 +142,12 @@ impl Reconciler {
             Err(error) => tracing::warn!(%error, "connections are not told in metrics"),
         }
         let Tuning { settings, max_pause } = ports.tuning.borrow_and_update().clone();
-        // As long as another portolan writes, changes are no drift.
-        let drift = match ports.seat.is_ours() {
-            true => drift::watch(&*dataplane, &ports.metrics, &ports.events),
-            false => Arc::default(),
-        };
         Ok(Reconciler {
             world: World::new(settings),
             plan: Plan::new(),
             ports,
             dataplane: Some(dataplane),
-            drift,
+            drift: None,
             drifted: false,
             rounds: Rounds::new(Instant::now()),
             pacer: Pacer::new(max_pause, max_backoff),
@@ -216,7 +212,7 @@ impl Reconciler {
         loop {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
             let due = self.tell_systemd().map_or(due, |feeding| due.min(feeding));
-            let (drift, seat) = (Arc::clone(&self.drift), self.ports.seat.clone());
+            let (drift, seat) = (self.drift.clone().unwrap_or_default(), self.ports.seat.clone());
             let going_on = runtime.block_on(async {
                 tokio::select! {
                     received = updates.recv_many(&mut batch, BATCH) => received > 0,
@@ -225,10 +221,7 @@ impl Reconciler {
                         (self.complete, self.drifted) = (true, true);
                         true
                     }
-                    () = seat.taken() => {
-                        self.sit_down();
-                        true
-                    }
+                    () = seat.taken() => true,
                     Ok(()) = tuning.changed() => {
                         self.retune(tuning.borrow_and_update().clone());
                         true
@@ -274,13 +267,6 @@ impl Reconciler {
             Err(panic) => self.survive(&*panic, now),
         }
         Some(self.rounds.next(now))
-    }
-
-    /// The other portolan has ended, and what it left is ours to keep.
-    fn sit_down(&mut self) {
-        if let Some(dataplane) = &self.dataplane {
-            self.drift = drift::watch(&**dataplane, &self.ports.metrics, &self.ports.events);
-        }
     }
 
     /// Goes on with other settings: what they change in the kernel is written with the next turn.
@@ -398,9 +384,8 @@ impl Reconciler {
         let dataplane = match &mut self.dataplane {
             Some(dataplane) => dataplane,
             none => {
-                let dataplane = (self.ports.open)()?;
-                self.drift = drift::watch(&*dataplane, &self.ports.metrics, &self.ports.events);
-                none.insert(dataplane)
+                self.drift = None;
+                none.insert((self.ports.open)()?)
             }
         };
         let scope = if self.complete { Scope::All } else { Scope::Only(&changes) };
@@ -485,6 +470,9 @@ impl Reconciler {
         }
         self.complete = false;
         self.serving = true;
+        if let (None, Some(dataplane)) = (&self.drift, &self.dataplane) {
+            self.drift = Some(drift::watch(&**dataplane, &self.ports.metrics, &self.ports.events));
+        }
         if std::mem::take(&mut self.drifted) {
             self.ports.metrics.drift_mended.with(&[]).add(1);
         }

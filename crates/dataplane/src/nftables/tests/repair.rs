@@ -217,3 +217,23 @@ fn what_others_do_to_the_table_is_seen() {
         assert!(next().is_some());
     });
 }
+
+#[test]
+fn what_others_did_before_the_watch_is_looked_for() {
+    in_namespace("what_others_did_before_the_watch_is_looked_for", || {
+        let draft = sampler();
+        let mut nftables = open();
+        let first = |nftables: &Nftables| {
+            let mut watch = nftables.watch().unwrap().unwrap();
+            watch.next(std::time::Duration::from_millis(50)).unwrap()
+        };
+        load(&mut nftables, &draft.plan());
+        assert_eq!(first(&nftables), None, "our own changes");
+        let mut batch = nft::Batch::new();
+        batch.flush_set(0, nft::TableRef { family: netlink::Family::V4, name: TABLE }, "endpoints");
+        Nft::open().unwrap().commit(&batch).unwrap();
+        assert!(first(&nftables).unwrap().suspected, "somebody wrote, nobody knows what");
+        load(&mut nftables, &draft.plan());
+        assert_eq!(first(&nftables), None, "all has been compared since");
+    });
+}
