@@ -39,6 +39,9 @@ pub mod userspace {
     pub const STEER_INSIDE: &str = "steer-inside";
     /// Marks what this node's own processes send.
     pub const STEER_OWN: &str = "steer-own";
+    /// Hide from IPVS what is steered to us, and show it again: what arrives, and what this node's own processes send.
+    pub const PAST_IPVS: [&str; 4] =
+        ["hide-input-from-ipvs", "show-input-again", "hide-output-from-ipvs", "show-output-again"];
     /// The link that has the service addresses where we listen on them.
     pub const LINK: &str = "portolan0";
     /// A socket in the abstract namespace, held by the process that listens on them.

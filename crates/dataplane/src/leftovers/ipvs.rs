@@ -32,6 +32,11 @@ pub(super) enum Busy {
     Goes,
 }
 
+/// Whether the kernel has IPVS, in this network namespace.
+pub(crate) fn is_loaded() -> bool {
+    fs::exists(LOADED).unwrap_or(false)
+}
+
 /// Removes all of it. Chains that use the sets must have gone before.
 pub(super) fn remove(busy: Busy, report: &mut Report) {
     let mut sets = fs::exists(SETS_LOADED).unwrap_or(false).then(Ipset::open).and_then(Result::ok);
@@ -100,7 +105,7 @@ fn remove_servers(
         sets: sets.map(held).unwrap_or_default(),
     };
     let mut staying = 0;
-    if fs::exists(LOADED).unwrap_or(false) {
+    if is_loaded() {
         let mut ipvs = Ipvs::open()?;
         let mut idle = Vec::new();
         for key in

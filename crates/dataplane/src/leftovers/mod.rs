@@ -28,7 +28,7 @@ use model::Family;
 use netlink::nft::{Nft, TableRef};
 
 use self::ipvs::Busy;
-pub(crate) use self::legacy::remove_from;
+pub(crate) use self::{ipvs::is_loaded as has_ipvs, legacy::remove_from};
 use crate::{
     Mode,
     names::{self, userspace::TABLE as USERSPACE},

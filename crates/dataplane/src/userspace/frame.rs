@@ -6,13 +6,14 @@ use ipnet::IpNet;
 use model::{Family, NodePortScope, Plan, PodTraffic, Protocol};
 use netlink::nft::{
     Chain, ChainKind, CmpOp, CtKey, Expr, Header, Hook, MetaKey, NatFlags, NatKind, Reg, Verdict,
+    expr::ct_state,
 };
 
 use super::{book::Side, elements::Place, options::Ports};
 use crate::{
     names::{
         chain, hook,
-        userspace::{MARK, STEER, STEER_INSIDE, STEER_OUTPUT, STEER_OWN, STEER_PREROUTING},
+        userspace::{MARK, PAST_IPVS, STEER, STEER_INSIDE, STEER_OUTPUT, STEER_OWN, STEER_PREROUTING},
     },
     nftables::{
         lower,
@@ -33,6 +34,8 @@ pub(super) struct Around<'a> {
     pub(super) plan: &'a Plan,
     pub(super) family: Family,
     pub(super) ports: Ports,
+    /// The kernel has IPVS loaded.
+    pub(super) has_ipvs: bool,
 }
 
 /// All chains.
@@ -56,6 +59,17 @@ pub(super) fn chains(around: &Around<'_>) -> Vec<Written> {
     chains.push(base(hook::NAT_PREROUTING, ChainKind::Nat, Hook::Prerouting, DSTNAT, vec![around.keep()]));
     chains.push(base(hook::NAT_OUTPUT, ChainKind::Nat, Hook::Output, DSTNAT, vec![around.keep()]));
     chains.push(base(STEER_OUTPUT, ChainKind::Route, Hook::Output, MANGLE, around.output()));
+    if around.has_ipvs {
+        let [hide_input, show_input, hide_output, show_output] = PAST_IPVS;
+        for (name, hook, priority, sight) in [
+            (hide_input, Hook::Input, SRCNAT - 2, Sight::Hidden),
+            (show_input, Hook::Input, SRCNAT + 1, Sight::Plain),
+            (hide_output, Hook::Output, DSTNAT + 2, Sight::Hidden),
+            (show_output, Hook::Output, DSTNAT + 4, Sight::Plain),
+        ] {
+            chains.push(base(name, ChainKind::Filter, hook, priority, around.past_ipvs(sight)));
+        }
+    }
     chains.extend(
         filters.into_iter().map(|(name, hook, rules)| base(name, ChainKind::Filter, hook, FILTER, rules)),
     );
@@ -82,6 +96,9 @@ impl Around<'_> {
             // Our connections and flows, also those of services that are gone meanwhile.
             [is_ours(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
         ];
+        if self.has_ipvs {
+            rules.push([is_flow_of_others(), vec![accept()]].concat());
+        }
         rules.push(self.firewall());
         let services = (Place::Services, Place::InsideServices, Vec::new());
         let node_ports = (Place::NodePorts, Place::InsideNodePorts, self.node_port_addresses());
@@ -108,14 +125,16 @@ impl Around<'_> {
     /// What this node's own processes send. Node ports need nothing: their addresses are this node's already.
     fn output(&self) -> Vec<Vec<Expr>> {
         let own = |place| self.rule([contained(place, true), Statement::Goto(STEER_OWN.into())], vec![]);
-        vec![
+        let mut rules = vec![
             self.rule([Statement::IsTranslated], vec![accept()]),
             [is_reply(), vec![accept()]].concat(),
             [is_marked_flow(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
-            self.firewall(),
-            own(Place::InsideServices),
-            own(Place::Services),
-        ]
+        ];
+        if self.has_ipvs {
+            rules.push([is_flow_of_others(), vec![accept()]].concat());
+        }
+        rules.extend([self.firewall(), own(Place::InsideServices), own(Place::Services)]);
+        rules
     }
 
     /// What is steered to us is translated to where it goes anyway, that is, not at all: so nobody else translates it, be it
@@ -139,6 +158,34 @@ impl Around<'_> {
         self.rule([Statement::IsMarked(MARK)], itself)
     }
 
+    /// A virtual server that waits for its last connections would take new ones too: IPVS looks at what arrives for this node
+    /// and at what it sends. It looks only at protocols that it knows, so for that moment those of our flows have other
+    /// numbers.
+    fn past_ipvs(&self, sight: Sight) -> Vec<Vec<Expr>> {
+        let offset = match self.family {
+            Family::V4 => 9,
+            Family::V6 => 6,
+        };
+        let number = |value| {
+            vec![Expr::Payload { base: Header::Network, offset, len: 1, dst: FIRST }, equals(vec![value])]
+        };
+        let becomes = |value| {
+            vec![
+                Expr::Immediate { dst: FIRST, value: vec![value] },
+                Expr::SetPayload { base: Header::Network, offset, len: 1, src: FIRST },
+            ]
+        };
+        let change = |(protocol, stand_in): (Protocol, u8)| {
+            let (from, to) = match sight {
+                Sight::Hidden => (protocol.number(), stand_in),
+                Sight::Plain => (stand_in, protocol.number()),
+            };
+            let ours = self.rule([Statement::IsMarked(MARK)], is_marked_flow());
+            [ours, number(from), becomes(to), vec![accept()]].concat()
+        };
+        STAND_INS.map(change).into()
+    }
+
     /// To the listeners of a side. New connections that find none wait for one.
     fn listeners(&self, side: Side) -> Vec<Vec<Expr>> {
         let Ports { tcp, udp } = self.ports;
@@ -156,6 +203,8 @@ impl Around<'_> {
             [is(protocol), tproxy, self.rule([Statement::Mark(MARK)], vec![accept()])].concat()
         };
         vec![
+            // From now on it is known for ours, whatever else there is.
+            self.rule([Statement::IsNew], mark_flow()),
             steer(Protocol::Tcp, tcp),
             steer(Protocol::Udp, udp),
             self.rule([Statement::IsNew, Statement::Drop], vec![]),
@@ -226,6 +275,13 @@ impl Around<'_> {
     }
 }
 
+/// How a packet looks to IPVS.
+#[derive(Clone, Copy)]
+enum Sight {
+    Hidden,
+    Plain,
+}
+
 fn loopback(family: Family) -> IpNet {
     match family {
         Family::V4 => IpNet::new_assert([127, 0, 0, 0].into(), 8),
@@ -260,14 +316,25 @@ fn is_ours() -> Vec<Expr> {
     vec![Expr::TransparentSocket { dst: FIRST }, equals(vec![1])]
 }
 
+/// `ct KEY & BITS`, compared with 0.
+fn bits(key: CtKey, bits: u32, op: CmpOp) -> Vec<Expr> {
+    let mask = bits.to_ne_bytes().to_vec();
+    vec![
+        Expr::Ct { key, direction: None, dst: FIRST },
+        Expr::Bitwise { src: FIRST, dst: FIRST, mask, xor: vec![0; 4] },
+        Expr::Cmp { src: FIRST, op, value: vec![0; 4] },
+    ]
+}
+
 /// `ct mark & BIT != 0`
 fn is_marked_flow() -> Vec<Expr> {
-    let mask = MARK.to_ne_bytes().to_vec();
-    vec![
-        Expr::Ct { key: CtKey::Mark, direction: None, dst: FIRST },
-        Expr::Bitwise { src: FIRST, dst: FIRST, mask, xor: vec![0; 4] },
-        Expr::Cmp { src: FIRST, op: CmpOp::Neq, value: vec![0; 4] },
-    ]
+    bits(CtKey::Mark, MARK, CmpOp::Neq)
+}
+
+/// `ct state established,related ct mark & BIT == 0`: IPVS carries it, and nothing else in its tracking entry says so.
+fn is_flow_of_others() -> Vec<Expr> {
+    let known = ct_state::ESTABLISHED | ct_state::RELATED;
+    [bits(CtKey::State, known, CmpOp::Neq), bits(CtKey::Mark, MARK, CmpOp::Eq)].concat()
 }
 
 /// `ct mark set ct mark | BIT`
@@ -288,4 +355,9 @@ const PORT: Reg = Reg::word(4);
 const MANGLE: i32 = -150;
 /// Just before `dstnat`, where everybody translates.
 const DSTNAT: i32 = -101;
+/// `srcnat`; IPVS looks at what arrives two and one before it, and two and three after [`DSTNAT`] at what is sent (seen in
+/// Linux 6.1).
+const SRCNAT: i32 = 100;
 const FILTER: i32 = 0;
+/// Numbers that RFC 3692 keeps for experiments; no packet leaves with one.
+const STAND_INS: [(Protocol, u8); 2] = [(Protocol::Tcp, 253), (Protocol::Udp, 254)];

@@ -69,7 +69,12 @@ impl Userspace<Socket> {
     fn probe(&mut self) -> Result<(), Unsupported> {
         let empty = Plan::new();
         for family in self.families() {
-            let around = Around { plan: &empty, family, ports: options::Ports { tcp: [1; 2], udp: [1; 2] } };
+            let around = Around {
+                plan: &empty,
+                family,
+                ports: options::Ports { tcp: [1; 2], udp: [1; 2] },
+                has_ipvs: true,
+            };
             let batch = kernel::probe(family, &frame::chains(&around));
             self.nft.rehearse(&batch).map_err(|error| {
                 Unsupported(format!(
@@ -81,6 +86,10 @@ impl Userspace<Socket> {
         }
         Ok(())
     }
+}
+
+fn around(plan: &Plan, family: Family, ports: PerFamily<options::Ports>) -> Around<'_> {
+    Around { plan, family, ports: ports[family], has_ipvs: crate::leftovers::has_ipvs() }
 }
 
 impl<T: Transport> Userspace<T> {
@@ -111,7 +120,7 @@ impl<T: Transport> Userspace<T> {
             let wanted = elements::all(plan, family);
             let removed: Vec<Placed> = holdings.elements.difference(&wanted).copied().collect();
             let added: Vec<Placed> = wanted.difference(&holdings.elements).copied().collect();
-            let chains = frame::chains(&Around { plan, family, ports: ports[family] });
+            let chains = frame::chains(&around(plan, family, ports));
             let wanted = match holdings.is_to_be_replaced(&chains) {
                 true => (Some(chains), Vec::new(), wanted.into_iter().collect()),
                 false => (Some(chains), removed, added),
@@ -160,8 +169,7 @@ impl<T: Transport> Userspace<T> {
                 had.extend(holdings.elements.iter().filter(|placed| elements::is_of_node(placed)));
                 wants.extend(elements::of_node(plan, family));
             }
-            let chains =
-                changes.node_wide.then(|| frame::chains(&Around { plan, family, ports: ports[family] }));
+            let chains = changes.node_wide.then(|| frame::chains(&around(plan, family, ports)));
             let removed = had.difference(&wants).copied().collect();
             let added = wants.difference(&had).copied().collect();
             kernel::write(&mut self.nft, family, holdings, (chains, removed, added), &mut applied)?;

@@ -153,17 +153,21 @@ fn known(name: &str, a: &Arguments<'_>) -> Option<Expr> {
 
 fn load(name: &str, a: &Arguments<'_>) -> Option<Expr> {
     Some(match name {
-        "payload" => Expr::Payload {
-            base: match a.number(2)? {
+        "payload" => {
+            let base = match a.number(2)? {
                 0 => Header::Link,
                 1 => Header::Network,
                 2 => Header::Transport,
                 _ => return None,
-            },
-            offset: a.number(3)?,
-            len: a.number(4)?,
-            dst: a.reg(1)?,
-        },
+            };
+            let (offset, len) = (a.number(3)?, a.number(4)?);
+            match a.has(5) {
+                // One that mends checksums is none of ours.
+                true if a.number_or_zero(6)? != 0 || a.number_or_zero(8)? != 0 => return None,
+                true => Expr::SetPayload { base, offset, len, src: a.reg(5)? },
+                false => Expr::Payload { base, offset, len, dst: a.reg(1)? },
+            }
+        }
         "meta" if a.has(3) => match a.number(2)? {
             META_MARK => Expr::SetMark { src: a.reg(3)? },
             _ => return None,

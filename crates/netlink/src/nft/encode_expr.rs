@@ -35,6 +35,10 @@ pub(crate) fn expr(w: &mut Writer, expr: &Expr) {
             w.be32(1, Reg::VERDICT.number());
             w.nest(2, |w| verdict(w, decision.as_ref()));
         }
+        Expr::SetPayload { base, offset, len, src } => {
+            place(w, *base, *offset, *len);
+            w.be32(5, src.number());
+        }
         Expr::SetMark { src } => {
             w.be32(2, META_MARK);
             w.be32(3, src.number());
@@ -79,7 +83,7 @@ pub(crate) fn expr(w: &mut Writer, expr: &Expr) {
 
 fn name(expr: &Expr) -> &str {
     match expr {
-        Expr::Payload { .. } => "payload",
+        Expr::Payload { .. } | Expr::SetPayload { .. } => "payload",
         Expr::Meta { .. } | Expr::SetMark { .. } => "meta",
         Expr::Ct { .. } | Expr::SetCtMark { .. } => "ct",
         Expr::TransparentSocket { .. } => "socket",
@@ -103,20 +107,23 @@ fn name(expr: &Expr) -> &str {
     }
 }
 
+/// Where in a packet.
+fn place(w: &mut Writer, base: Header, offset: u32, len: u32) {
+    let base = match base {
+        Header::Link => 0,
+        Header::Network => 1,
+        Header::Transport => 2,
+    };
+    w.be32(2, base);
+    w.be32(3, offset);
+    w.be32(4, len);
+}
+
 fn load(w: &mut Writer, expr: &Expr) {
     match expr {
         Expr::Payload { base, offset, len, dst } => {
             w.be32(1, dst.number());
-            w.be32(
-                2,
-                match base {
-                    Header::Link => 0,
-                    Header::Network => 1,
-                    Header::Transport => 2,
-                },
-            );
-            w.be32(3, *offset);
-            w.be32(4, *len);
+            place(w, *base, *offset, *len);
         }
         Expr::Meta { key, dst } => {
             w.be32(1, dst.number());

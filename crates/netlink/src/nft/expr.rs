@@ -24,6 +24,17 @@ pub enum Expr {
         /// To where.
         dst: Reg,
     },
+    /// Writes bytes of a header, and leaves its checksums as they are.
+    SetPayload {
+        /// Which header.
+        base: Header,
+        /// From which byte of it.
+        offset: u32,
+        /// How many.
+        len: u32,
+        /// From where.
+        src: Reg,
+    },
     /// Loads what the kernel knows about the packet.
     Meta {
         /// What.
