@@ -97,6 +97,9 @@ fn tell(looks: usize, report: &Report, told: &Report) {
     match (looks, removed.is_empty()) {
         (_, true) => {}
         (0, _) => tracing::info!(removed, "removed what another proxy had left"),
+        _ if told.waits => {
+            tracing::info!(removed, "removed what another proxy had left, and nobody needs any more")
+        }
         _ => tracing::warn!(
             removed,
             "another proxy writes its rules to this node again: stop it; removed them"

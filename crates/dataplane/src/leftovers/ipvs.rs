@@ -43,6 +43,7 @@ pub(super) fn remove(busy: Busy, report: &mut Report) {
     match remove_servers(busy, sets.as_mut(), report) {
         Ok(0) => {}
         Ok(count) => {
+            report.waits = true;
             report.kept.push(format!(
                 "{count} virtual servers of IPVS, with {DEVICE}, stay until their connections have ended"
             ));

@@ -43,6 +43,8 @@ pub struct Report {
     pub removed: Vec<String>,
     /// What may or must stay, and why.
     pub kept: Vec<String>,
+    /// Some of it goes later, by itself.
+    pub waits: bool,
     /// What should have gone and could not.
     pub failed: Vec<String>,
 }
