@@ -66,6 +66,11 @@ pub trait Dataplane: Send {
         Ok(Audited::default())
     }
 
+    /// Whether there are changes by others that no [`Watch`] tells, so that the audit had better look soon and often.
+    fn is_untold(&self) -> bool {
+        false
+    }
+
     /// The iptables whose tables it writes, if it does.
     fn variant(&self) -> Option<xtables::Variant> {
         None

@@ -24,6 +24,10 @@ pub trait Machine: Send {
     /// One set with its elements; `None` if there is no such set.
     fn set(&mut self, name: &str) -> Result<Option<Held>, Error>;
     fn create(&mut self, spec: &Spec) -> Result<(), Error>;
+    /// A set that is not there is no error.
+    fn destroy(&mut self, set: &str) -> Result<(), Error>;
+    /// Exchanges two sets of one kind: each has the other's name, for rules too.
+    fn swap(&mut self, one: &str, other: &str) -> Result<(), Error>;
     fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
     fn remove(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error>;
 
@@ -86,6 +90,14 @@ impl Machine for Kernel {
 
     fn create(&mut self, spec: &Spec) -> Result<(), Error> {
         self.ipset.create(spec)
+    }
+
+    fn destroy(&mut self, set: &str) -> Result<(), Error> {
+        self.ipset.destroy(set).map(drop)
+    }
+
+    fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
+        self.ipset.swap(one, other)
     }
 
     fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error> {

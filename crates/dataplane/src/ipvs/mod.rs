@@ -21,6 +21,7 @@ mod probe;
 pub mod program;
 mod readback;
 pub mod render;
+pub(crate) mod room;
 pub mod sets;
 pub mod sim;
 mod sysctl;
@@ -102,6 +103,10 @@ pub struct Ipvs<M = Kernel, T = Xtables> {
     settled: sysctl::Settled,
     /// What is not as it should be on this host; told once.
     doubts: Vec<String>,
+    /// The audit has told of what the next complete write mends.
+    told: bool,
+    /// Rules that the write under way wrote.
+    stood: u64,
 }
 
 /// Frontends, those first that others need.
@@ -148,6 +153,8 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             settles: false,
             settled: sysctl::Settled::default(),
             doubts: Vec::new(),
+            told: false,
+            stood: 0,
         }
     }
 
@@ -276,11 +283,6 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     fn read<'a>(&mut self, scene: &Scene<'a>, applied: &mut Applied) -> Result<(Readback, Order<'a>), Error> {
         let failed = |error| Error::kernel("read", "sets and virtual servers", error);
         let mut found = readback::items(&mut self.machine, &self.addresses, scene.family).map_err(failed)?;
-        for set in &found.missing_sets {
-            let spec = set.spec(scene.family);
-            self.machine.create(&spec).map_err(|error| Error::kernel("create set", spec.name, error))?;
-            applied.batches += 1;
-        }
         let mut order: Vec<(Frontend, &Decision)> = scene
             .plan
             .frontends()
@@ -288,11 +290,16 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             .map(|(f, d)| (*f, d))
             .collect();
         order.sort_by_key(|(_, decision)| decision.rank);
-        let mut wanted = HashSet::new();
-        for (frontend, decision) in &order {
-            let servers = render::block(scene, frontend, decision, None).servers;
-            wanted.extend(servers.into_iter().map(|server| server.service.key));
+        let (mut wanted, mut needs) = (HashSet::new(), room::Needs::default());
+        let block =
+            |(frontend, decision): &(Frontend, &Decision)| render::block(scene, frontend, decision, None);
+        for block in order.iter().map(block) {
+            needs.count(&block, &found);
+            wanted.extend(block.servers.into_iter().map(|server| server.service.key));
         }
+        let blocks = || order.iter().map(block).collect();
+        applied.batches += room::make(&mut self.machine, scene.family, &found, &needs, blocks)
+            .map_err(|error| Error::kernel("make", "sets", error))?;
         let all = self.machine.servers().map_err(failed)?;
         let of_family = (&*all, scene.family);
         readback::servers(&mut self.machine, &mut found, &self.addresses, of_family, &wanted)
@@ -335,7 +342,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         let mut doomed: Vec<ServiceKey> =
             holdings.servers.keys().copied().filter(|key| !holdings.is_wanted(key)).collect();
         doomed.sort_unstable();
-        work.doomed = doomed.into_iter().map(|key| (key, needs(key, &found.items))).collect();
+        work.doomed = doomed.into_iter().map(|key| (key, readback::needs(key, &found.items))).collect();
         let mut extra: Vec<Item> = found.items.iter().filter(|item| !holdings.has(item)).copied().collect();
         extra.sort_unstable();
         work.remove = extra;
@@ -362,8 +369,15 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         outcome.map_err(|failure| Error::tool("change", failure))?;
         applied.batches += 1;
         applied.added += script.rules;
+        self.stood += script.rules;
         applied.chains += script.chains;
         Ok(())
+    }
+
+    /// Whether whoever asked for a complete write, which did this, knew for certain what there was to mend.
+    fn was_told(&self, applied: &Applied) -> bool {
+        let only_rules = applied.added == self.stood && applied.removed == 0;
+        applied.changed_nothing() || self.told || (only_rules && self.tables.is_sure())
     }
 
     /// Sees off those that go, and compares a part of the rest.
@@ -380,6 +394,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         let mut drift = drift.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
         drift = drift.or_else(|| self.settled.drift());
         self.known = Some(known);
+        self.told |= drift.is_some();
         // Nobody else tells, so it is looked again soon; the round has its own pauses.
         Ok(Audited { drift, more: true, retired: std::mem::take(&mut self.retired) })
     }
@@ -449,14 +464,6 @@ fn block(
     render::block(scene, frontend, decision, number)
 }
 
-/// What a virtual server that was found needs to be reached.
-fn needs(key: ServiceKey, found: &HashSet<Item>) -> Vec<Item> {
-    let ServiceKey::At { address, .. } = key else { return Vec::new() };
-    let items =
-        [Item::Address(address), Item::Member(sets::Set::IpvsIps, netlink::ipset::Element::Ip(address))];
-    items.into_iter().filter(|item| found.contains(item)).collect()
-}
-
 fn is_excluded(exclude: &[IpNet], key: &ServiceKey) -> bool {
     match key {
         ServiceKey::At { address, .. } => exclude.iter().any(|net| net.contains(address)),
@@ -475,6 +482,7 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             _ => None,
         };
         let was_known = known.is_some();
+        self.stood = 0;
         if matches!(scope, Scope::All) {
             // Somebody may have loaded what was missing.
             self.config.ipvs.absent.clear();
@@ -511,7 +519,8 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
             self.round = audit::Round::default();
         }
         applied.retired = std::mem::take(&mut self.retired);
-        applied.mended = matches!(scope, Scope::All) && was_known && !applied.changed_nothing();
+        applied.mended = matches!(scope, Scope::All) && was_known && !self.was_told(&applied);
+        self.told = false;
         Ok(applied)
     }
 
@@ -560,6 +569,10 @@ impl<M: Machine, T: Tables> Dataplane for Ipvs<M, T> {
 
     fn take_lock_wait(&mut self) -> Duration {
         self.tables.take_waited()
+    }
+
+    fn is_untold(&self) -> bool {
+        true
     }
 
     fn variant(&self) -> Option<xtables::Variant> {

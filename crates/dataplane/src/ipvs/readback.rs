@@ -27,7 +27,8 @@ use super::{
 pub(super) struct Readback {
     pub(super) servers: HashMap<ServiceKey, Held>,
     pub(super) items: HashSet<Item>,
-    pub(super) missing_sets: Vec<Set>,
+    /// How many elements each set that is there can hold; 0 where there is no bound.
+    pub(super) room: HashMap<Set, u32>,
 }
 
 /// The addresses of this node, by whether they are on our link.
@@ -61,9 +62,9 @@ pub(super) fn items(
     let bound = addresses.bound.iter().filter(is_ours).filter(is_given);
     readback.items.extend(bound.map(|ip| Item::Address(*ip)));
     for set in Set::ALL {
-        match machine.set(&set.name(family))? {
-            None => readback.missing_sets.push(set),
-            Some(held) => readback.items.extend(held.elements.into_iter().map(|it| Item::Member(set, it))),
+        if let Some(held) = machine.set(&set.name(family))? {
+            readback.room.insert(set, held.max_elements);
+            readback.items.extend(held.elements.into_iter().map(|it| Item::Member(set, it)));
         }
     }
     Ok(readback)
@@ -125,6 +126,13 @@ impl Ownership<'_> {
             |item: &Item| matches!(item, Item::Member(_, Element::Marked { mark: m, .. }) if m == mark);
         self.items.iter().any(has_mark)
     }
+}
+
+/// What a virtual server that was found needs to be reached.
+pub(super) fn needs(key: ServiceKey, found: &HashSet<Item>) -> Vec<Item> {
+    let ServiceKey::At { address, .. } = key else { return Vec::new() };
+    let items = [Item::Address(address), Item::Member(Set::IpvsIps, Element::Ip(address))];
+    items.into_iter().filter(|item| found.contains(item)).collect()
 }
 
 /// All that is ours, as `ipvsadm -ln` and `ipset list` show it, and the addresses of our link.

@@ -131,15 +131,12 @@ impl Set {
             name: self.name(family),
             kind: self.kind(),
             family: crate::nftables::wire(family),
-            max_elements: MOST_ELEMENTS,
+            max_elements: super::room::USUAL,
         }
     }
 }
 
 const LONGEST_NAME: usize = 31;
-
-/// kube-proxy's sets end at 65,536, and with them the services that work.
-const MOST_ELEMENTS: u32 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

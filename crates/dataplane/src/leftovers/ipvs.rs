@@ -5,7 +5,7 @@
 //! A connection that goes by a virtual server ends with it, other than one that a rule translated. So a server stays
 //! until its connections have ended. New ones do not reach it any more: ours are translated before.
 
-use std::{collections::HashSet, fs, net::IpAddr};
+use std::{collections::HashSet, fs, net::IpAddr, thread, time::Duration};
 
 use netlink::{
     ipset::{Element, Ipset},
@@ -16,13 +16,17 @@ use netlink::{
 use model::{Family, Protocol};
 
 use super::Report;
-use crate::ipvs::sets::Set;
+use crate::ipvs::{room::SPARE, sets::Set};
 
 const DEVICE: &str = crate::names::IPVS_LINK;
 /// There as long as the kernel has IPVS loaded. To ask for IPVS itself could load it.
 const LOADED: &str = "/proc/thread-self/net/ip_vs";
 /// The same for sets.
 const SETS_LOADED: &str = "/sys/module/ip_set";
+
+/// How often, and how long each time, sets that are still in use are waited for; all of them together.
+const PATIENCE: u32 = 60;
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What to do with a server that has connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +88,8 @@ pub(super) fn withdraw(report: &mut Report) {
         }
     }
     let names = Set::OWN.into_iter().flat_map(|set| Family::BOTH.map(|family| set.name(family)));
-    let removed = names.filter(|name| matches!(sets.destroy(name), Ok(true))).count();
+    let mut patience = PATIENCE;
+    let removed = names.filter(|name| matches!(destroy(&mut sets, name, &mut patience), Ok(true))).count();
     if removed > 0 {
         report.removed.push(format!("{removed} sets"));
     }
@@ -155,9 +160,9 @@ fn remove_sets(sets: &mut Ipset, report: &mut Report) {
         Ok(held) => held,
         Err(error) => return report.failed.push(format!("sets: {error}")),
     };
-    let mut removed = 0;
+    let (mut removed, mut patience) = (0, PATIENCE);
     for name in held.iter().map(|held| &held.name).filter(|name| is_set(name)) {
-        match sets.destroy(name) {
+        match destroy(sets, name, &mut patience) {
             Ok(_) => removed += 1,
             Err(error) => report.failed.push(format!("set {name}: {error}; is it in use by a rule?")),
         }
@@ -167,8 +172,22 @@ fn remove_sets(sets: &mut Ipset, report: &mut Report) {
     }
 }
 
+/// Removes a set. The kernel lets go of rules that were removed a moment ago when it has time for it, and of the sets they
+/// used with them.
+fn destroy(sets: &mut Ipset, name: &str, patience: &mut u32) -> Result<bool, netlink::Error> {
+    loop {
+        match sets.destroy(name) {
+            Err(_) if *patience > 0 => {
+                *patience -= 1;
+                thread::sleep(PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
 fn is_set(name: &str) -> bool {
-    Family::BOTH.into_iter().any(|family| Set::find(name, family).is_some())
+    name == SPARE || Family::BOTH.into_iter().any(|family| Set::find(name, family).is_some())
 }
 
 /// Whose a virtual server is. Others use IPVS too, keepalived for one.

@@ -192,6 +192,15 @@ impl<T: Transport> Ipset<T> {
         }
     }
 
+    /// Exchanges two sets of one kind and family: each gets the other's name, and rules that use one use the other.
+    pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
+        let fill = |w: &mut Writer| {
+            write_head(w, Family::V4, Some(one));
+            w.str(wire::ATTR_SETNAME2, other);
+        };
+        self.channel.exchange("swap IP sets", (subsystem(wire::CMD_SWAP), NLM_F_ACK), fill, |_| Ok(()))
+    }
+
     /// Adds elements; those that are there already are no error.
     pub fn add(&mut self, set: &str, family: Family, elements: &[Element]) -> Result<(), Error> {
         self.change("add to an IP set", wire::CMD_ADD, (set, family), elements)

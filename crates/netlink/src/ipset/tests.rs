@@ -93,6 +93,24 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn sets_can_be_exchanged() {
+    let Some(netns) = scratch_netns("sets_can_be_exchanged") else { return };
+    let mut ipset = Ipset::open_in(&netns).expect("a socket");
+    let small = Spec { max_elements: 2, ..spec("SMALL", SetKind::HashIpPort, Family::V4) };
+    let large = Spec { name: "LARGE".to_owned(), max_elements: 4, ..small.clone() };
+    for spec in [&small, &large] {
+        ipset.create(spec).expect("it is made");
+    }
+    let elements = [80, 81, 82].map(|port| address("10.96.0.1", TCP, port));
+    ipset.add("SMALL", Family::V4, &elements).expect_err("it has no room");
+    ipset.add("LARGE", Family::V4, &elements).expect("it has");
+    ipset.swap("SMALL", "LARGE").expect("they are of one kind");
+    let held = ipset.read("SMALL").expect("an answer").expect("it is there");
+    assert_eq!((held.max_elements, held.elements.len()), (4, 3));
+    ipset.swap("SMALL", "NONE").expect_err("there is none");
+}
+
+#[test]
 fn a_large_set_comes_in_many_parts() {
     let Some(netns) = scratch_netns("a_large_set_comes_in_many_parts") else { return };
     let mut ipset = Ipset::open_in(&netns).expect("a socket");

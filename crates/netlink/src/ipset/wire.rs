@@ -15,6 +15,7 @@ use crate::{
 const SUBSYS_IPSET: u16 = 6 << 8;
 pub(super) const CMD_CREATE: u16 = 2;
 pub(super) const CMD_DESTROY: u16 = 3;
+pub(super) const CMD_SWAP: u16 = 6;
 pub(super) const CMD_LIST: u16 = 7;
 pub(super) const CMD_ADD: u16 = 9;
 pub(super) const CMD_DEL: u16 = 10;
@@ -26,6 +27,8 @@ const PROTOCOL_VERSION: u8 = 6;
 const ATTR_PROTOCOL: u16 = 1;
 const ATTR_SETNAME: u16 = 2;
 const ATTR_TYPENAME: u16 = 3;
+/// The second set, where a request is about two.
+pub(super) const ATTR_SETNAME2: u16 = 3;
 const ATTR_REVISION: u16 = 4;
 const ATTR_FAMILY: u16 = 5;
 pub(super) const ATTR_FLAGS: u16 = 6;

@@ -326,12 +326,16 @@ impl Reconciler {
         if due > now {
             return Some(due);
         }
+        let was_complete = self.complete;
         let stopwatch = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.sync(stopwatch)));
         let end = now + stopwatch.elapsed();
         match outcome {
             Ok(Ok(())) => {
                 self.rounds.wrote(end);
+                if was_complete && self.dataplane.as_ref().is_some_and(|dataplane| dataplane.is_untold()) {
+                    self.rounds.hurry(end);
+                }
                 self.pacer.succeeded(now, end);
             }
             Ok(Err(error)) => self.fail(error, end),

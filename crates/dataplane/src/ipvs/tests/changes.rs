@@ -22,6 +22,7 @@ use crate::{
     },
     ipvs::{
         Ipvs, Settings, holdings::asked, kernel::Machine as _, program::Program, render::Scene, sets::Set,
+        text,
     },
     nftables::tests::make::{ip, node_ip},
 };
@@ -283,10 +284,110 @@ fn what_others_change_is_found_and_mended() {
     for harm in harms {
         harm(&mut ipvs.machine);
         assert!(round(&mut ipvs).is_some());
-        assert!(ipvs.apply(&cluster.plan, Scope::All).unwrap().mended);
+        let applied = ipvs.apply(&cluster.plan, Scope::All).unwrap();
+        assert!(!applied.changed_nothing() && !applied.mended, "the audit has told of it already");
         assert_holds(&ipvs, &cluster.plan);
         assert_eq!(round(&mut ipvs), None);
+        // Found by a write that was made for another reason.
+        harm(&mut ipvs.machine);
+        assert!(ipvs.apply(&cluster.plan, Scope::All).unwrap().mended);
     }
+}
+
+/// An endless stream does not keep a real server for ever.
+#[test]
+fn a_real_server_goes_when_its_time_is_up() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = sketch(1);
+    cluster.update([vec![web.service()], web.slices(&ready(&[101, 102, 103]))].concat());
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    ipvs.machine.busy.extend([102, 103].map(|host| ((vip(1), dest(host)), 1)));
+    let going = |ipvs: &Fake| {
+        let dests = &ipvs.machine.servers[&vip(1)].1;
+        [102, 103].map(|host| dests.get(&dest(host)).map(|dest| dest.weight))
+    };
+    let changes = cluster.update(web.slices(&ready(&[101, 103])));
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let start = Instant::now();
+    ipvs.look(start).unwrap();
+    // A minute later the other goes too: each has its own time.
+    let changes = cluster.update(web.slices(&ready(&[101])));
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let minutes = |count: u64| start + Duration::from_secs(60 * count);
+    ipvs.look(minutes(1)).unwrap();
+    ipvs.look(minutes(15) - Duration::from_secs(1)).unwrap();
+    assert_eq!(going(&ipvs), [Some(0), Some(0)]);
+    ipvs.look(minutes(15)).unwrap();
+    assert_eq!(going(&ipvs), [None, Some(0)]);
+    ipvs.look(minutes(16)).unwrap();
+    assert_eq!(going(&ipvs), [None, None]);
+    assert_holds(&ipvs, &cluster.plan);
+}
+
+/// The bound holds for a service that is deleted, too, with all that it needed.
+#[test]
+fn a_service_that_goes_is_gone_when_its_time_is_up() {
+    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
+    let web = sketch(1);
+    cluster.update([vec![web.service()], web.slices(&ready(&[101]))].concat());
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    ipvs.machine.busy.insert((vip(1), dest(101)), 1);
+    let changes = cluster.update(crate::iptables::tests::make::Event::Gone(1).updates());
+    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let start = Instant::now();
+    ipvs.look(start).unwrap();
+    assert_eq!(ipvs.machine.servers.len(), 1);
+    ipvs.look(start + Duration::from_secs(15 * 60)).unwrap();
+    assert_eq!((ipvs.machine.servers.len(), ipvs.machine.bound.len()), (0, 0));
+}
+
+/// kube-proxy refuses sets that end elsewhere than its own.
+#[test]
+fn sets_are_of_the_usual_size_and_keep_what_they_hold() {
+    let cluster = sampler();
+    let mut first = ipvs(Memory::default());
+    first.apply(&cluster.plan, Scope::All).unwrap();
+    let mut memory = first.machine;
+    for (wrong, name) in [(4, "KUBE-CLUSTER-IP"), (1 << 20, "KUBE-6-CLUSTER-IP")] {
+        assert!(!memory.sets[name].1.is_empty());
+        memory.sets.get_mut(name).unwrap().0.max_elements = wrong;
+    }
+    let held = memory.sets.clone();
+    let mut second = Ipvs::over(memory, first.tables, &Config::default());
+    second.apply(&cluster.plan, Scope::All).unwrap();
+    assert_holds(&second, &cluster.plan);
+    let sizes = |set: Set| Family::BOTH.map(|f| second.machine.sets[&set.name(f)].0.max_elements);
+    for set in Set::ALL.into_iter().filter(|set| !Set::OWN.contains(set)) {
+        assert_eq!(sizes(set), [65_536; 2], "{set:?}");
+    }
+    let names = |sets: &BTreeMap<String, _>| sets.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&second.machine.sets), names(&held), "the spare one is gone");
+    assert!(second.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
+}
+
+#[test]
+fn a_dump_shows_all_that_is_ours_and_nothing_else() {
+    let cluster = sampler();
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.apply(&cluster.plan, Scope::All).unwrap();
+    let foreign = server("203.0.113.77");
+    ipvs.machine.change(&[Change::AddService(foreign)]).unwrap();
+    let text = ipvs.dump().unwrap();
+    for family in Family::BOTH {
+        let program = program(&cluster.plan, family);
+        let listing = text::ipvsadm(&program) + &text::ipset(&program);
+        // Which number a mark has is chance.
+        for line in listing.lines().filter(|line| !line.starts_with("FWM") && !line.contains("skbmark")) {
+            assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
+        }
+        for ip in &program.addresses {
+            assert!(text.contains(&format!("kube-ipvs0 {ip}\n")), "{ip} is not in\n{text}");
+        }
+    }
+    assert!(text.contains("-A KUBE-SERVICES "), "{text}");
+    assert!(!text.contains("203.0.113.77"), "{text}");
 }
 
 /// Changes come all the time; what somebody did is found all the same.

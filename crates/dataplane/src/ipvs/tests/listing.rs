@@ -58,6 +58,9 @@ fn the_tools_show_it_so() {
             let wanted: BTreeSet<String> = programs.iter().flat_map(|p| lines(&text::ipvsadm(p))).collect();
             let found: BTreeSet<String> = lines(&run("ipvsadm", &["-ln"])).into_iter().collect();
             assert_eq!(found, wanted);
+            let dump = ipvs.dump().unwrap();
+            assert_eq!(lines(&dump).into_iter().collect::<BTreeSet<_>>(), wanted, "{dump}");
+            assert!(dump.contains("-A KUBE-SERVICES ") && dump.contains("kube-ipvs0 10.96.0."), "{dump}");
             let wanted: BTreeSet<String> = programs
                 .iter()
                 .flat_map(|p| text::ipset(p).lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>())

@@ -52,6 +52,8 @@ const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const ESRCH: i32 = 3;
 const EINVAL: i32 = 22;
+/// `IPSET_ERR_HASH_FULL`
+const FULL: i32 = 4352;
 
 impl Memory {
     fn write(&mut self) -> Result<(), Error> {
@@ -169,11 +171,30 @@ impl Machine for Memory {
         }
     }
 
+    fn destroy(&mut self, set: &str) -> Result<(), Error> {
+        self.write()?;
+        self.sets.remove(set);
+        Ok(())
+    }
+
+    fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
+        self.write()?;
+        let [(mut first, held), (mut second, others)] =
+            [one, other].map(|name| self.sets.remove(name).expect("it is there"));
+        std::mem::swap(&mut first.name, &mut second.name);
+        self.sets.extend([(first.name.clone(), (first, held)), (second.name.clone(), (second, others))]);
+        Ok(())
+    }
+
     fn add(&mut self, set: &str, _: Family, elements: &[Element]) -> Result<(), Error> {
         self.write()?;
-        let (_, held) = self.sets.get_mut(set).ok_or_else(|| refused(ENOENT))?;
+        let (spec, held) = self.sets.get_mut(set).ok_or_else(|| refused(ENOENT))?;
         for element in elements {
             held.retain(|old| place(old) != place(element));
+            let is_bounded = spec.kind != netlink::ipset::SetKind::BitmapPort;
+            if is_bounded && held.len() >= spec.max_elements as usize {
+                return Err(refused(FULL));
+            }
             held.insert(*element);
         }
         Ok(())
