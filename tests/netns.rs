@@ -4,6 +4,8 @@
 
 #[path = "netns/change.rs"]
 mod change;
+#[path = "netns/schedule.rs"]
+mod schedule;
 
 use std::{
     env, fs,

@@ -59,12 +59,12 @@ const LINES: [(&str, &str); 5] = [
     ("node-a", "198.51.100.1:80"),
 ];
 
-fn route(from: &str, to: &str) -> Route {
+pub(crate) fn route(from: &str, to: &str) -> Route {
     let source = address_of(from).expect("it lives in the lab").into();
     Route { source, destination: to.parse().expect("an address"), transport: Transport::Tcp }
 }
 
-fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     let text = "Nothing but its settings.\n-- packets --\n";
     let scenario = Scenario::parse(std::path::Path::new("change.txtar"), text).expect("well formed");
     scenario.script(Variant::Written).expect("well formed").config
