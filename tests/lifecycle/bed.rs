@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::{Arc, OnceLock},
+    thread,
 };
 
 use lab::{Lab, Layout, address::Version};
@@ -15,14 +16,31 @@ use netlink::Netns;
 use serde_json::Value;
 use stage::{
     Daemon, answer_everywhere,
-    load::{self, Line},
+    load::{self, Line, Load},
     manifest,
 };
 use tempfile::TempDir;
-use testkit::apiserver::{ApiServer, Login};
+use testkit::{
+    apiserver::{ApiServer, Login},
+    pace::slowness,
+};
 
 /// The node port of [`Bed::build`]'s service.
 pub(crate) const NODE_PORT: u16 = 30_080;
+
+/// What goes on while something happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Traffic {
+    /// New connections, and streams and UDP flows that stay open.
+    All,
+    /// New connections only.
+    New,
+}
+
+/// Connections between two events: so many that each line has some, and no more than a slow machine makes in time.
+pub(crate) fn round() -> u64 {
+    if slowness() > 1 { 30 } else { 100 }
+}
 
 /// See the module.
 pub(crate) struct Bed {
@@ -71,6 +89,11 @@ impl Bed {
         vec![format!("--kubeconfig={}", self.kubeconfig.display())]
     }
 
+    /// What any proxy finds the API server by.
+    pub(crate) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Starts the daemon, and returns when it serves.
     pub(crate) fn start(&mut self) {
         self.start_with(&[]);
@@ -82,6 +105,29 @@ impl Bed {
             self.flags().into_iter().chain(more.iter().map(|flag| (*flag).to_owned())).collect();
         self.daemon.start(&flags);
         self.daemon.must_serve();
+    }
+
+    /// Runs `event` under load from everywhere. Somebody must serve when it begins, the daemon when it ends; `event` gets
+    /// a function that lets the load go on for a while.
+    pub(crate) fn under_load(
+        &mut self,
+        traffic: Traffic,
+        what: &str,
+        event: impl FnOnce(&mut Bed, &dyn Fn()),
+    ) {
+        let lab = Arc::clone(&self.lab);
+        thread::scope(|scope| {
+            let load = match traffic {
+                Traffic::All => Load::begin(scope, &lab, &everywhere()),
+                Traffic::New => Load::begin_new(scope, &lab, &everywhere()),
+            };
+            let go_on = || load.go_on(round());
+            go_on();
+            event(self, &go_on);
+            self.daemon.must_serve();
+            go_on();
+            load.end(what);
+        });
     }
 
     /// Where a test may write files.

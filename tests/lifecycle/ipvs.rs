@@ -3,16 +3,14 @@
 //! The same in ipvs mode, where the kernel has it (`make test-vm`): restart, crash, take-over, change of mode, and others
 //! who meddle.
 
-use std::{env, sync::Arc, thread};
+use std::env;
 
 use lab::address::{NODE_A, Version, address_of};
-use stage::{eventually, load::Load, manifest};
+use stage::{eventually, manifest};
 
-use crate::bed::{Bed, NODE_PORT, everywhere, program};
+use crate::bed::{Bed, NODE_PORT, Traffic, program};
 
 const IPVS: &str = "--proxy-mode=ipvs";
-/// Connections between two events: so many that each line has some.
-const ROUND: u64 = 30;
 
 /// `None` where the kernel has no IPVS.
 pub(crate) fn build() -> Option<Bed> {
@@ -21,19 +19,6 @@ pub(crate) fn build() -> Option<Bed> {
         return None;
     }
     Bed::build()
-}
-
-fn under_load(bed: &mut Bed, what: &str, event: impl FnOnce(&mut Bed, &dyn Fn())) {
-    let lab = Arc::clone(&bed.lab);
-    thread::scope(|scope| {
-        let load = Load::begin(scope, &lab, &everywhere());
-        let go_on = || load.go_on(ROUND);
-        go_on();
-        event(bed, &go_on);
-        bed.daemon.must_serve();
-        go_on();
-        load.end(what);
-    });
 }
 
 /// What the kernel holds, without counts, in a stable order.
@@ -62,7 +47,7 @@ fn restarts_and_crashes_go_unnoticed() {
     let Some(mut bed) = build() else { return };
     bed.start_with(&[IPVS]);
     let first = state(&bed);
-    under_load(&mut bed, "ipvs: SIGTERM, then SIGKILL, and start", |bed, go_on| {
+    bed.under_load(Traffic::All, "ipvs: SIGTERM, then SIGKILL, and start", |bed, go_on| {
         bed.daemon.stop();
         must_hold(bed, &first);
         go_on();
@@ -77,17 +62,22 @@ fn restarts_and_crashes_go_unnoticed() {
     });
 }
 
-/// Each leaves its rules, and the next removes them once its own serve.
-fn to_and_from(other: &str) {
-    let Some(mut bed) = build() else { return };
+/// Leaves its rules, and the other mode removes them once its own serve.
+fn leave_for(bed: &mut Bed, other: &str) {
     bed.start_with(&[IPVS]);
     let flag = format!("--proxy-mode={other}");
-    under_load(&mut bed, &format!("ipvs to {other}"), |bed, go_on| {
+    bed.under_load(Traffic::All, &format!("ipvs to {other}"), |bed, go_on| {
         bed.daemon.stop();
         bed.start_with(&[&flag]);
         go_on();
+        go_on();
     });
-    under_load(&mut bed, &format!("{other} to ipvs"), |bed, go_on| {
+}
+
+fn to_and_from(other: &str) {
+    let Some(mut bed) = build() else { return };
+    leave_for(&mut bed, other);
+    bed.under_load(Traffic::All, &format!("{other} to ipvs"), |bed, go_on| {
         bed.daemon.stop();
         bed.start_with(&[IPVS]);
         go_on();
@@ -108,6 +98,13 @@ fn to_nftables_and_back() {
 #[test]
 fn to_iptables_and_back() {
     to_and_from("iptables");
+}
+
+/// What is open stays with IPVS, and only that.
+#[test]
+fn to_userspace() {
+    let Some(mut bed) = build() else { return };
+    leave_for(&mut bed, "userspace");
 }
 
 /// What kube-proxy's ipvs mode writes for the service `web` and for one that is gone meanwhile.
@@ -189,7 +186,7 @@ fn take_over(mode: &str) {
     // Somebody else's, on an address that nobody of our trade has.
     bed.command(&["ipvsadm", "-A", "-t", "203.0.113.77:80", "-s", "wlc"]);
     let what = format!("kube-proxy's ipvs mode to {mode} mode");
-    under_load(&mut bed, &what, |bed, go_on| {
+    bed.under_load(Traffic::All, &what, |bed, go_on| {
         bed.start_with(&[&format!("--proxy-mode={mode}")]);
         go_on();
         go_on();

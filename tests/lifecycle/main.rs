@@ -9,6 +9,7 @@ mod bed;
 mod claim;
 mod drift;
 mod ipvs;
+mod ipvs_kube_proxy;
 mod loopback;
 mod node;
 mod pods;

@@ -3,9 +3,7 @@
 //! The daemon ends and begins again.
 
 use std::{
-    fs,
-    sync::Arc,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -13,32 +11,15 @@ use lab::{
     Answer, Flow, Route, Transport,
     address::{Version, address_of},
 };
-use stage::{eventually, load::Load, manifest};
+use stage::{eventually, manifest};
 
-use crate::bed::{Bed, everywhere, program};
-
-/// Connections between two events: so many that each line has some.
-const ROUND: u64 = 100;
-
-/// Runs `event` under load, with the daemon serving before and after.
-fn under_load(bed: &mut Bed, what: &str, event: impl FnOnce(&mut Bed, &dyn Fn())) {
-    bed.start();
-    let lab = Arc::clone(&bed.lab);
-    thread::scope(|scope| {
-        let load = Load::begin(scope, &lab, &everywhere());
-        let go_on = || load.go_on(ROUND);
-        go_on();
-        event(bed, &go_on);
-        bed.daemon.must_serve();
-        go_on();
-        load.end(what);
-    });
-}
+use crate::bed::{Bed, Traffic, program};
 
 #[test]
 fn a_restart_goes_unnoticed() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "restart by SIGTERM", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "restart by SIGTERM", |bed, go_on| {
         let rules = bed.daemon.rules();
         for _ in 0..3 {
             let begun = Instant::now();
@@ -57,7 +38,8 @@ fn a_restart_goes_unnoticed() {
 #[test]
 fn a_crash_goes_unnoticed() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "SIGKILL and start", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "SIGKILL and start", |bed, go_on| {
         let rules = bed.daemon.rules();
         for _ in 0..3 {
             bed.daemon.kill();
@@ -83,7 +65,8 @@ fn a_crash_goes_unnoticed() {
 #[test]
 fn an_upgrade_goes_unnoticed() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "upgrade to a new binary", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "upgrade to a new binary", |bed, go_on| {
         let rules = bed.daemon.rules();
         let newer = bed.folder().join("portolan-new");
         fs::copy(program(), &newer).expect("the program can be copied");
@@ -100,7 +83,8 @@ fn an_upgrade_goes_unnoticed() {
 #[test]
 fn an_older_layout_is_converted_in_place() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "conversion of an older layout", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "conversion of an older layout", |bed, go_on| {
         let rules = bed.daemon.rules();
         bed.daemon.stop();
         let text = bed.command(&["nft", "list", "table", "ip", "portolan"]);
@@ -124,7 +108,8 @@ fn an_older_layout_is_converted_in_place() {
 #[test]
 fn a_restart_without_its_source_changes_nothing() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "restart while the API server is away", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "restart while the API server is away", |bed, go_on| {
         let rules = bed.daemon.rules();
         bed.server.go_down();
         go_on();
@@ -149,7 +134,8 @@ fn a_restart_without_its_source_changes_nothing() {
 #[test]
 fn another_configuration_takes_effect_without_a_gap() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "restart with another configuration", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "restart with another configuration", |bed, go_on| {
         let rules = bed.daemon.rules();
         for flags in [
             ["--masquerade-all", "--nodeport-addresses=192.168.0.0/16,fd00::c0a8:0/112"],
@@ -173,7 +159,8 @@ fn another_mode_takes_over_without_a_gap() {
         println!("skipped: there is no iptables here");
         return;
     }
-    under_load(&mut bed, "restart in another mode and back", |bed, go_on| {
+    bed.start();
+    bed.under_load(Traffic::All, "restart in another mode and back", |bed, go_on| {
         let rules = bed.daemon.rules();
         bed.daemon.stop();
         bed.start_with(&["--proxy-mode=iptables"]);

@@ -15,32 +15,15 @@ use lab::{
 };
 use stage::{Daemon, eventually, load::Load};
 
-use crate::bed::{Bed, cluster_ip, everywhere, program};
+use crate::bed::{Bed, Traffic, cluster_ip, everywhere, program, round};
 
 const USERSPACE: [&str; 2] = ["--proxy-mode=userspace", "--userspace-drain=2s"];
-/// Connections between two events: so many that each line has some.
-const ROUND: u64 = 100;
-
-/// Runs `event` under load, with the daemon serving in userspace mode before.
-fn under_load(bed: &mut Bed, what: &str, event: impl FnOnce(&mut Bed, &dyn Fn())) {
-    bed.start_with(&USERSPACE);
-    let lab = Arc::clone(&bed.lab);
-    thread::scope(|scope| {
-        let load = Load::begin_new(scope, &lab, &everywhere());
-        let go_on = || load.go_on(ROUND);
-        go_on();
-        event(bed, &go_on);
-        bed.daemon.must_serve();
-        go_on();
-        load.end(what);
-    });
-}
-
 /// While no process is there, the kernel serves; nobody is refused.
 #[test]
 fn a_restart_refuses_nobody() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "restart in userspace mode", |bed, go_on| {
+    bed.start_with(&USERSPACE);
+    bed.under_load(Traffic::New, "restart in userspace mode", |bed, go_on| {
         for _ in 0..3 {
             bed.daemon.stop();
             go_on();
@@ -53,7 +36,8 @@ fn a_restart_refuses_nobody() {
 #[test]
 fn the_mode_can_be_changed_and_changed_back() {
     let Some(mut bed) = Bed::build() else { return };
-    under_load(&mut bed, "to nftables mode and back", |bed, go_on| {
+    bed.start_with(&USERSPACE);
+    bed.under_load(Traffic::New, "to nftables mode and back", |bed, go_on| {
         bed.daemon.stop();
         bed.start();
         go_on();
@@ -177,21 +161,21 @@ fn upgrade(bed: &mut Bed, way: &[&str]) {
     let mut open = open_connection(&lab);
     thread::scope(|scope| {
         let load = Load::begin_new(scope, &lab, &everywhere());
-        load.go_on(ROUND);
+        load.go_on(round());
         second.start(&flags);
         eventually("the second says that it waits", || match second.said() {
             said if said.contains("another portolan keeps this node") => Ok(()),
             said => Err(said),
         });
-        load.go_on(ROUND);
+        load.go_on(round());
         let draining = scope.spawn(|| ask_to_the_end(&mut open));
         bed.daemon.stop();
-        load.go_on(ROUND);
+        load.go_on(round());
         eventually("the second serves", || match second.get(11_256, "/healthz")? {
             (200, _) => Ok(()),
             other => Err(format!("{other:?}")),
         });
-        load.go_on(ROUND);
+        load.go_on(round());
         draining.join().expect("it goes on for a while");
         load.end(&format!("upgrade, {way:?}"));
     });

@@ -21,22 +21,23 @@ pub enum Way {
     IptablesNft,
     /// By the legacy variant.
     IptablesLegacy,
+    /// On a kernel that has IPVS, with the nft variant of iptables.
+    Ipvs,
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Nftables, Way::IptablesNft, Way::IptablesLegacy];
-
     fn mode(self) -> &'static str {
         match self {
             Way::Nftables => "nftables",
             Way::IptablesNft | Way::IptablesLegacy => "iptables",
+            Way::Ipvs => "ipvs",
         }
     }
 
     /// The program that stands behind all names of iptables.
     fn tool(self) -> &'static str {
         match self {
-            Way::Nftables | Way::IptablesNft => "xtables-nft-multi",
+            Way::Nftables | Way::IptablesNft | Way::Ipvs => "xtables-nft-multi",
             Way::IptablesLegacy => "xtables-legacy-multi",
         }
     }
@@ -47,6 +48,7 @@ impl Way {
             Way::Nftables => &["nft", "list", "tables"],
             Way::IptablesNft => &["iptables-nft-save"],
             Way::IptablesLegacy => &["iptables-legacy-save"],
+            Way::Ipvs => &["ipvsadm", "-Sn"],
         }
     }
 
@@ -55,6 +57,7 @@ impl Way {
         match self {
             Way::Nftables => "kube-proxy",
             Way::IptablesNft | Way::IptablesLegacy => "KUBE-SERVICES",
+            Way::Ipvs => "10.96.0.10:80",
         }
     }
 }
@@ -85,6 +88,8 @@ impl Rival {
         command.arg(format!("--kubeconfig={}", kubeconfig.display()));
         command.arg(format!("--proxy-mode={}", way.mode()));
         command.arg(format!("--cluster-cidr={}", manifest::CLUSTER_RANGES));
+        // Unless told otherwise it removes whatever virtual servers it does not know.
+        command.args((way == Way::Ipvs).then_some("--ipvs-exclude-cidrs=203.0.113.64/26"));
         command.args(["--hostname-override=node-a", "--conntrack-max-per-core=0", "--v=2"]);
         command.args(["--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"]);
         command.args(["--healthz-bind-address=127.0.0.1:12256", "--metrics-bind-address=127.0.0.1:12249"]);
