@@ -14,7 +14,7 @@ use portolan_tests::root;
 use proxy::{flags, metrics::Metrics};
 
 /// Flags of other programs, and of commands of ours. Each is accepted only on a line that names its program.
-const FOREIGN_FLAGS: [(&str, &[&str]); 17] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 16] = [
     (
         "kubectl",
         &[
@@ -49,7 +49,6 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 17] = [
     ("COPY", &["--from"]),
     ("RUN", &["--mount"]),
     ("kube-apiserver", &["--service-node-port-range"]),
-    ("check-config", &["--running", "--strict"]),
 ];
 
 /// Documents that speak of the program as it is for its users.
@@ -254,6 +253,51 @@ fn every_metric_exists() {
     assert!(unknown.is_empty(), "no such metrics:\n{}", unknown.join("\n"));
 }
 
+/// What stands between `before` and the next character that no name has, wherever `before` stands.
+fn after<'a>(text: &'a str, before: &str) -> Vec<&'a str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let name = |rest: &'a str| rest.split(|c| !is_name(c)).next().unwrap_or_default();
+    text.match_indices(before).map(|(at, _)| name(&text[at + before.len()..])).collect()
+}
+
+/// All source code of the program.
+fn code() -> String {
+    let is_code = |path: &PathBuf| {
+        path.starts_with("crates") && path.extension().is_some_and(|extension| extension == "rs")
+    };
+    tracked().into_iter().filter(is_code).map(|path| read(&path)).collect()
+}
+
+/// `nft get element ip portolan services`, `nft list set ip portolan ...`.
+#[test]
+fn every_set_exists() {
+    let names = read(Path::new("crates/dataplane/src/names.rs"));
+    let mut used = 0;
+    for (path, text) in documents() {
+        for command in ["get element ip portolan ", "list set ip portolan ", "list map ip portolan "] {
+            for name in after(&text, command) {
+                used += 1;
+                let is_there = names.contains(&format!("&str = \"{name}\";"));
+                assert!(is_there, "{}: {command}{name}", path.display());
+            }
+        }
+    }
+    assert!(used >= 3, "only {used} were found: does this test still see them?");
+}
+
+#[test]
+fn every_event_exists() {
+    let code = code();
+    let mut used = BTreeSet::new();
+    for (path, text) in documents() {
+        for reason in ["Event `", "Event (`", "Events `"].iter().flat_map(|before| after(&text, before)) {
+            assert!(code.contains(&format!("\"{reason}\"")), "{}: Event {reason}", path.display());
+            used.insert(reason.to_owned());
+        }
+    }
+    assert!(used.len() >= 3, "only {used:?} were found: does this test still see them?");
+}
+
 #[test]
 fn what_is_not_there_is_noticed() {
     assert_eq!(flags_on("run `portolan --config=x` (--v 2) a--b --- --Not"), ["--config", "--v"]);
@@ -264,4 +308,5 @@ fn what_is_not_there_is_noticed() {
         ["portolan_drift_total"]
     );
     assert!(!metric_names().contains("portolan_no_such_total"));
+    assert_eq!(after("nft get x a-b '{' and get x c", "get x "), ["a-b", "c"]);
 }
