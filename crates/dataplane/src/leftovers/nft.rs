@@ -56,9 +56,17 @@ pub(super) fn remove_chains<T: Transport>(
     report: &mut Report,
 ) {
     for family in Family::BOTH {
+        // Mostly none, and a listing goes through the chains of all tables: it is made once.
+        let concerned = match nft.tables_with_chain(wire(family), is_doomed) {
+            Ok(concerned) => concerned,
+            Err(error) => {
+                report.failed.push(format!("chains of {}: {error}", wire(family)));
+                continue;
+            }
+        };
         // Filter first: what it refuses is still translated in nat.
-        for table in [Table::Filter, Table::Nat, Table::Mangle] {
-            let name = table.to_string();
+        let names = [Table::Filter, Table::Nat, Table::Mangle].map(|table| table.to_string());
+        for name in names.into_iter().filter(|name| concerned.contains(name)) {
             let table = TableRef { family: wire(family), name: &name };
             if let Err(error) = remove_from(nft, table, is_doomed, report) {
                 report.failed.push(format!("chains of table {} {name}: {error}", table.family));

@@ -186,6 +186,24 @@ impl<T: Transport> Nft<T> {
         })
     }
 
+    /// The tables of a family that have a chain whose name is `wanted`. One listing, however many tables there are.
+    pub fn tables_with_chain(
+        &mut self,
+        family: Family,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<HashSet<String>, Error> {
+        let listed = self.list(
+            ("list chains", msg::GETCHAIN),
+            family,
+            |_| {},
+            |attrs| {
+                let found = decode::chain(attrs)?;
+                Ok(wanted(&found.object.object.name).then(|| found.table.to_owned()))
+            },
+        )?;
+        Ok(listed.into_iter().collect())
+    }
+
     /// All rules of a table, chain by chain, in their order. None if there is no such table.
     pub fn rules(&mut self, table: TableRef<'_>) -> Result<Vec<ListedRule>, Error> {
         let ask = |w: &mut Writer| w.str(encode::RULE_TABLE, table.name);
