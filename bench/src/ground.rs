@@ -32,10 +32,12 @@ pub const CONTROL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The node's InternalIP.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-const NODE_TO_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);
+/// The node's address on the client's cable.
+pub const NODE_TO_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 2);
 const NODE_TO_SINK: Ipv4Addr = Ipv4Addr::new(10, 255, 254, 1);
-const SINK: Ipv4Addr = Ipv4Addr::new(10, 255, 254, 2);
+/// The sink's own address.
+pub const SINK: Ipv4Addr = Ipv4Addr::new(10, 255, 254, 2);
 
 /// A network namespace; gone with its last handle and process.
 #[derive(Clone, Debug)]

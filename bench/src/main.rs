@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{fs, net::IpAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
 use bench::{
@@ -40,6 +40,12 @@ enum What {
         /// Each is LISTEN=ENDPOINT
         pairs: Vec<String>,
     },
+    /// Be the endpoint of that
+    #[command(hide = true)]
+    RelayEndpoint {
+        /// Where to listen
+        ip: IpAddr,
+    },
     /// Write the manifests of one size into a folder
     Objects {
         #[arg(long, default_value = "100x10")]
@@ -69,6 +75,7 @@ fn perform(what: What) -> Result<()> {
         }
         What::Relay(options) => bench::relay::run(&options),
         What::RelayServe { connections, pairs } => bench::relay::serve(&pairs, connections),
+        What::RelayEndpoint { ip } => bench::relay::endpoint(ip),
         What::Objects { size, folder } => Files::new(&folder)?.fill(&Objects::new(size)),
     }
 }

@@ -3,8 +3,9 @@
 //! Clients and the endpoint.
 
 use std::{
-    io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,31 +16,55 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Sends without end on one port, and answers a byte on another.
+use super::Places;
+
+/// A process that sends without end on one port, and answers a byte on another.
 pub(super) struct Endpoint {
     pub(super) bulk: SocketAddr,
     pub(super) short: SocketAddr,
+    child: Child,
 }
 
 impl Endpoint {
-    pub(super) fn start() -> Result<Endpoint> {
-        let (sender, answerer) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
-        let endpoint = Endpoint { bulk: sender.local_addr()?, short: answerer.local_addr()? };
-        thread::spawn(move || {
-            for mut stream in sender.incoming().flatten() {
-                thread::spawn(move || {
-                    let block = vec![0x5a; 256 * 1024];
-                    while stream.write_all(&block).is_ok() {}
-                });
-            }
-        });
-        // One thread for each processor is enough: a connection is served in the time of two system calls.
-        for _ in 0..2 {
-            let answerer = answerer.try_clone()?;
-            thread::spawn(move || answer(&answerer));
-        }
-        Ok(endpoint)
+    pub(super) fn start(places: &Places) -> Result<Endpoint> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("relay-endpoint").arg(places.endpoint_ip.to_string());
+        let mut child = places.endpoint.spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("it is piped")?).read_line(&mut line)?;
+        let (bulk, short) = line.trim().split_once(' ').context("the endpoint says where it listens")?;
+        Ok(Endpoint { bulk: bulk.parse()?, short: short.parse()?, child })
     }
+
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What that process does, until it is ended.
+pub(super) fn serve(ip: IpAddr) -> Result<()> {
+    ::relay::relay::descriptors(1 << 20);
+    let (sender, answerer) = (TcpListener::bind((ip, 0))?, TcpListener::bind((ip, 0))?);
+    println!("{} {}", sender.local_addr()?, answerer.local_addr()?);
+    // One thread for each processor is enough: a connection is served in the time of two system calls.
+    for _ in 0..2 {
+        let answerer = answerer.try_clone()?;
+        thread::spawn(move || answer(&answerer));
+    }
+    for mut stream in sender.incoming().flatten() {
+        thread::spawn(move || {
+            let block = vec![0x5a; 256 * 1024];
+            while stream.write_all(&block).is_ok() {}
+        });
+    }
+    Ok(())
 }
 
 /// Answers the first byte if it is there within a moment, and keeps silent connections open.
@@ -70,11 +95,11 @@ fn has_ended(stream: &TcpStream) -> bool {
 }
 
 /// Bytes received by so many streams in so much time.
-pub(super) fn bulk(from: SocketAddr, streams: usize, time: Duration) -> Result<u64> {
+pub(super) fn bulk(places: &Places, from: SocketAddr, streams: usize, time: Duration) -> Result<u64> {
     let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut clients = Vec::new();
     for _ in 0..streams {
-        let mut stream = TcpStream::connect(from).context("connecting for bulk")?;
+        let mut stream = places.client.run(|| TcpStream::connect(from))?.context("connecting for bulk")?;
         let (stop, bytes) = (Arc::clone(&stop), Arc::clone(&bytes));
         clients.push(thread::spawn(move || {
             let mut buffer = vec![0; 256 * 1024];
@@ -96,21 +121,12 @@ pub(super) fn bulk(from: SocketAddr, streams: usize, time: Duration) -> Result<u
 }
 
 /// Connections with one byte each way, so many at a time in so much time.
-pub(super) fn short(to: SocketAddr, streams: usize, time: Duration) -> Result<u64> {
+pub(super) fn short(places: &Places, to: SocketAddr, streams: usize, time: Duration) -> Result<u64> {
     let until = Instant::now() + time;
     let clients: Vec<_> = (0..streams)
         .map(|_| {
-            thread::spawn(move || -> Result<u64> {
-                let mut count = 0;
-                while Instant::now() < until {
-                    let mut stream = TcpStream::connect(to).context("connecting")?;
-                    stream.set_nodelay(true)?;
-                    stream.write_all(b"s")?;
-                    stream.read_exact(&mut [0]).context("waiting for the answer")?;
-                    count += 1;
-                }
-                Ok(count)
-            })
+            let client = places.client.clone();
+            thread::spawn(move || client.run(|| one_by_one(to, until))?)
         })
         .collect();
     let mut total = 0;
@@ -118,6 +134,18 @@ pub(super) fn short(to: SocketAddr, streams: usize, time: Duration) -> Result<u6
         total += client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
     }
     Ok(total)
+}
+
+fn one_by_one(to: SocketAddr, until: Instant) -> Result<u64> {
+    let mut count = 0;
+    while Instant::now() < until {
+        let mut stream = TcpStream::connect(to).context("connecting")?;
+        stream.set_nodelay(true)?;
+        stream.write_all(b"s")?;
+        stream.read_exact(&mut [0]).context("waiting for the answer")?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// So many connections that have said one byte each way, and stay.

@@ -2,13 +2,20 @@
 
 //! The relay of the userspace mode beside HAProxy in TCP mode, nginx stream, and no proxy at all, in one run.
 //!
-//! Everything is in one network namespace, on loopback: client and endpoint are this process, each proxy is a process of
-//! its own with two workers. The rounds are interleaved, so that a busy moment of the machine hits all alike.
+//! Everything is in one network namespace, on loopback, or as on a node: client, proxy and endpoint in one each, with a cable
+//! between. The client is this process; endpoint and proxies are processes of their own, each proxy with two workers. The
+//! rounds are interleaved, so that a busy moment of the machine hits all alike.
 
 mod load;
 mod subjects;
 
-use std::{fmt::Write as _, fs, path::PathBuf, time::Duration};
+use std::{
+    fmt::Write as _,
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -17,7 +24,10 @@ use self::{
     load::{Endpoint, bulk, idle, short},
     subjects::{Subject, start_all},
 };
-use crate::{ground::Namespace, machine::Machine};
+use crate::{
+    ground::{Ground, NODE_TO_CLIENT, Namespace, SINK},
+    machine::Machine,
+};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -34,6 +44,9 @@ pub struct Options {
     /// Idle connections
     #[arg(long, default_value_t = 10_000)]
     idle: usize,
+    /// Client, proxy and endpoint in network namespaces of their own, as on a node; else all on one loopback
+    #[arg(long)]
+    routed: bool,
     /// Keep the table in this file too
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -44,16 +57,51 @@ pub struct Options {
 struct Figures {
     gigabytes_per_second: Vec<f64>,
     cpu_per_gigabyte: Vec<f64>,
+    ends_per_gigabyte: Vec<f64>,
     connections_per_second: Vec<f64>,
     cpu_per_thousand: Vec<f64>,
     idle_mib: Option<f64>,
 }
 
+/// Where everybody is.
+struct Places {
+    client: Namespace,
+    node: Namespace,
+    endpoint: Namespace,
+    /// Where proxies listen.
+    node_ip: IpAddr,
+    endpoint_ip: IpAddr,
+}
+
+impl Places {
+    fn on_loopback() -> Result<Places> {
+        let one = Namespace::new()?;
+        let ip = Ipv4Addr::LOCALHOST.into();
+        Ok(Places { client: one.clone(), node: one.clone(), endpoint: one, node_ip: ip, endpoint_ip: ip })
+    }
+
+    fn routed() -> Result<Places> {
+        let ground = Ground::new(None)?;
+        let (client, node, endpoint) = (ground.client.clone(), ground.node.clone(), ground.sink.clone());
+        Ok(Places { client, node, endpoint, node_ip: NODE_TO_CLIENT.into(), endpoint_ip: SINK.into() })
+    }
+
+    /// Short connections use up the ports of one address quickly.
+    fn have_many_ports(&self) -> Result<()> {
+        for namespace in [&self.client, &self.node] {
+            namespace.sysctl("ipv4/ip_local_port_range", "1024 65535")?;
+            namespace.sysctl("ipv4/tcp_tw_reuse", "1")?;
+        }
+        Ok(())
+    }
+}
+
 /// Measures, and prints a table.
 pub fn run(options: &Options) -> Result<()> {
     let descriptors = ::relay::relay::descriptors(1 << 20);
-    let namespace = Namespace::new()?;
-    let text = namespace.run(|| measure(options, descriptors))??;
+    let places = if options.routed { Places::routed()? } else { Places::on_loopback()? };
+    places.have_many_ports()?;
+    let text = places.node.run(|| measure(options, &places, descriptors))??;
     print!("{text}");
     match &options.keep {
         Some(path) => fs::write(path, text).with_context(|| format!("writing {}", path.display())),
@@ -61,30 +109,28 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// So many connections at most that client and endpoint, which are one process, have descriptors for both ends.
+/// So many connections at most that a proxy has descriptors for both ends.
 fn possible(idle: usize, descriptors: usize) -> usize {
     idle.min(descriptors.saturating_sub(subjects::SPARE) / 2)
 }
 
-fn measure(options: &Options, descriptors: usize) -> Result<String> {
+fn measure(options: &Options, places: &Places, descriptors: usize) -> Result<String> {
     let options = &Options { idle: possible(options.idle, descriptors), ..options.clone() };
-    // Short connections use up the ports of one address quickly.
-    fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
-    fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")?;
-    let endpoint = Endpoint::start()?;
-    let subjects = start_all(&endpoint, options.idle)?;
+    let endpoint = Endpoint::start(places)?;
+    let subjects = start_all((places.node_ip, &endpoint), options.idle)?;
     let mut figures: Vec<Figures> = subjects.iter().map(|_| Figures::default()).collect();
     let time = Duration::from_secs(options.seconds);
     for round in 1..=options.rounds {
         for (subject, figures) in subjects.iter().zip(&mut figures) {
             eprintln!("round {round}: {}", subject.name);
-            let before = subject.cpu()?;
-            let bytes = bulk(subject.bulk, options.streams, time)?;
+            let (before, ends_before) = (subject.cpu()?, cpu_of_ends(&endpoint)?);
+            let bytes = bulk(places, subject.bulk, options.streams, time)?;
             let gigabytes = bytes as f64 / 1e9;
+            figures.ends_per_gigabyte.push((cpu_of_ends(&endpoint)? - ends_before) / gigabytes);
             figures.gigabytes_per_second.push(gigabytes / time.as_secs_f64());
             figures.cpu_per_gigabyte.push((subject.cpu()? - before) / gigabytes);
             let before = subject.cpu()?;
-            let count = short(subject.short, options.streams, time)?;
+            let count = short(places, subject.short, options.streams, time)?;
             figures.connections_per_second.push(count as f64 / time.as_secs_f64());
             figures.cpu_per_thousand.push((subject.cpu()? - before) / (count as f64 / 1e3));
         }
@@ -92,7 +138,7 @@ fn measure(options: &Options, descriptors: usize) -> Result<String> {
     for (subject, figures) in subjects.iter().zip(&mut figures).filter(|(subject, _)| subject.child.is_some())
     {
         eprintln!("{} idle connections: {}", options.idle, subject.name);
-        let kept = idle(subject.short, options.idle)?;
+        let kept = places.client.run(|| idle(subject.short, options.idle))??;
         std::thread::sleep(Duration::from_secs(2));
         figures.idle_mib = Some(subject.resident_mib()?);
         drop(kept);
@@ -100,10 +146,16 @@ fn measure(options: &Options, descriptors: usize) -> Result<String> {
     Ok(table(options, &subjects, &figures))
 }
 
+/// Processor time of client and endpoint, in seconds.
+fn cpu_of_ends(endpoint: &Endpoint) -> Result<f64> {
+    Ok(subjects::cpu(std::process::id())? + subjects::cpu(endpoint.process())?)
+}
+
 fn table(options: &Options, subjects: &[Subject], figures: &[Figures]) -> String {
     let machine = Machine::this();
     let mut text = format!(
-        "Relay: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
+        "Relay, {}: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
+        if options.routed { "client, proxy and endpoint in a namespace each" } else { "all on one loopback" },
         options.rounds,
         options.seconds,
         options.streams,
@@ -115,18 +167,19 @@ fn table(options: &Options, subjects: &[Subject], figures: &[Figures]) -> String
     let idle = format!("{} idle, resident MiB", options.idle);
     let _ = writeln!(
         text,
-        "{:<24}{:>10}{:>14}{:>16}{:>20}{:>28}",
-        "", "GB/s", "CPU s/GB", "connections/s", "CPU s/1,000 conn.", idle
+        "{:<24}{:>10}{:>14}{:>18}{:>16}{:>20}{:>28}",
+        "", "GB/s", "CPU s/GB", "ends' CPU s/GB", "connections/s", "CPU s/1,000 conn.", idle
     );
     for (subject, figures) in subjects.iter().zip(figures) {
         let is_proxy = subject.child.is_some();
         let only_proxy = |value: f64| if is_proxy { format!("{value:.3}") } else { "-".to_owned() };
         let _ = writeln!(
             text,
-            "{:<24}{:>10.2}{:>14}{:>16.0}{:>20}{:>28}",
+            "{:<24}{:>10.2}{:>14}{:>18.3}{:>16.0}{:>20}{:>28}",
             subject.name,
             median(&figures.gigabytes_per_second),
             only_proxy(median(&figures.cpu_per_gigabyte)),
+            median(&figures.ends_per_gigabyte),
             median(&figures.connections_per_second),
             only_proxy(median(&figures.cpu_per_thousand)),
             figures.idle_mib.map_or("-".to_owned(), |mib| format!("{mib:.1}")),
@@ -139,6 +192,11 @@ fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What `portolan-bench relay-endpoint` does: sends and answers, until it is ended.
+pub fn endpoint(ip: IpAddr) -> Result<()> {
+    load::serve(ip)
 }
 
 /// What `portolan-bench relay-serve` does: carries connections from two addresses to two, until it is ended.

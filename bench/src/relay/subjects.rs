@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     fs,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
@@ -38,15 +38,7 @@ impl Subject {
     /// Processor time of the process and those it started, in seconds.
     pub(super) fn cpu(&self) -> Result<f64> {
         let Some(child) = &self.child else { return Ok(0.0) };
-        let mut ticks = 0;
-        for process in family(child.id()) {
-            let stat =
-                fs::read_to_string(format!("/proc/{process}/stat")).context("reading processor time")?;
-            let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-            let fields: Vec<&str> = after_name.split_whitespace().collect();
-            ticks += [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum::<u64>();
-        }
-        Ok(ticks as f64 / 100.0)
+        family(child.id()).into_iter().map(cpu).sum()
     }
 
     /// Resident memory of the same, without what they share counted twice.
@@ -74,6 +66,15 @@ impl Drop for Subject {
     }
 }
 
+/// Processor time of a process, in seconds.
+pub(super) fn cpu(process: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).context("reading processor time")?;
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let ticks: u64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum();
+    Ok(ticks as f64 / 100.0)
+}
+
 /// A process and its children.
 fn family(parent: u32) -> Vec<u32> {
     let mut family = vec![parent];
@@ -84,7 +85,8 @@ fn family(parent: u32) -> Vec<u32> {
 }
 
 /// All that are here; for one that is not, a line says so.
-pub(super) fn start_all(endpoint: &Endpoint, connections: usize) -> Result<Vec<Subject>> {
+/// They listen on this address.
+pub(super) fn start_all((ip, endpoint): (IpAddr, &Endpoint), connections: usize) -> Result<Vec<Subject>> {
     let direct = Subject {
         name: "direct".to_owned(),
         bulk: endpoint.bulk,
@@ -92,9 +94,9 @@ pub(super) fn start_all(endpoint: &Endpoint, connections: usize) -> Result<Vec<S
         child: None,
         _files: None,
     };
-    let mut subjects = vec![direct, portolan(endpoint, connections)?];
+    let mut subjects = vec![direct, portolan((ip, endpoint), connections)?];
     for start in [haproxy, nginx] {
-        match start(endpoint, connections) {
+        match start((ip, endpoint), connections) {
             Ok(subject) => subjects.push(subject),
             Err(error) => eprintln!("skipped: {error:#}"),
         }
@@ -102,16 +104,16 @@ pub(super) fn start_all(endpoint: &Endpoint, connections: usize) -> Result<Vec<S
     Ok(subjects)
 }
 
-fn portolan(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
-    let ports = free_ports()?;
+fn portolan((ip, endpoint): (IpAddr, &Endpoint), connections: usize) -> Result<Subject> {
+    let ports = free_ports(ip)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("relay-serve").arg(format!("--connections={}", connections + SLACK));
     command.arg(format!("{}={}", ports[0], endpoint.bulk)).arg(format!("{}={}", ports[1], endpoint.short));
     launch("portolan", command, ports, None)
 }
 
-fn haproxy(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
-    let ports = free_ports()?;
+fn haproxy((ip, endpoint): (IpAddr, &Endpoint), connections: usize) -> Result<Subject> {
+    let ports = free_ports(ip)?;
     let files = TempDir::new()?;
     let most = connections + SLACK;
     let mut text = format!(
@@ -130,8 +132,8 @@ fn haproxy(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
     launch(&format!("HAProxy {version}"), command, ports, Some(files))
 }
 
-fn nginx(endpoint: &Endpoint, connections: usize) -> Result<Subject> {
-    let ports = free_ports()?;
+fn nginx((ip, endpoint): (IpAddr, &Endpoint), connections: usize) -> Result<Subject> {
+    let ports = free_ports(ip)?;
     let files = TempDir::new()?;
     let module =
         ["/usr/lib/nginx/modules/ngx_stream_module.so", "/usr/lib64/nginx/modules/ngx_stream_module.so"]
@@ -184,8 +186,8 @@ fn launch(
     Ok(subject)
 }
 
-fn free_ports() -> Result<[SocketAddr; 2]> {
-    let (one, two) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
+fn free_ports(ip: IpAddr) -> Result<[SocketAddr; 2]> {
+    let (one, two) = (TcpListener::bind((ip, 0))?, TcpListener::bind((ip, 0))?);
     Ok([one.local_addr()?, two.local_addr()?])
 }
 

@@ -47,8 +47,9 @@ pub(crate) struct Moved {
     pub(crate) more: bool,
 }
 
-/// So many splices in one turn; then other connections have theirs.
+/// So many splices in one turn, or about so many bytes; then other connections have theirs.
 const TURN: usize = 16;
+const TURN_BYTES: u64 = 2 << 20;
 
 impl Stream {
     /// All bytes have gone, and the sink knows that no more come.
@@ -82,6 +83,9 @@ impl Stream {
         moved: &mut Moved,
     ) -> Result<(), Broken> {
         for _ in 0..TURN {
+            if moved.bytes >= TURN_BYTES {
+                break;
+            }
             if self.waiting > 0 {
                 if !*sink.ready {
                     return Ok(());
