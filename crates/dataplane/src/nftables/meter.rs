@@ -94,15 +94,17 @@ pub(super) fn worthwhile(plan: &Plan, known: &PerFamily<Holdings>, limit: usize)
     })
 }
 
-/// The maps of endpoints that a table has, and how their keys begin; none if there is no table yet.
+/// The maps of endpoints of a table that count, and how their keys begin; none if there is no table yet. A table of a large
+/// cluster does not count ([`worthwhile`]), and to go through its elements for each scrape would be a high price for zeros.
 fn maps<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Vec<(String, Space)>, Error> {
-    let listed = nft.set_sizes(table(family)).map_err(|error| Error::kernel("list", "the maps", error))?;
+    let listed = nft.sets(table(family)).map_err(|error| Error::kernel("list", "the maps", error))?;
     let of_endpoints = |name: String| {
         let container = Container::parse(&name)?;
         container.endpoints_side()?;
         Some((name, container.space()?))
     };
-    Ok(listed.into_iter().filter_map(|(name, _)| of_endpoints(name)).collect())
+    let counting = listed.into_iter().map(|listed| listed.object).filter(|set| set.counter);
+    Ok(counting.filter_map(|set| of_endpoints(set.name)).collect())
 }
 
 /// By frontend and endpoint: several slots, and both sides, may lead to one.

@@ -2,7 +2,13 @@
 
 //! A real kernel, in namespaces of their own: after every change it holds what the Plan says, whatever fails.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use model::{Family, Frontend, PerFamily, Plan, Protocol};
 use netlink::{
@@ -24,7 +30,9 @@ use crate::{
         entry::Entry,
         frame,
         holdings::{self, Held},
-        kernel, probe,
+        kernel,
+        meter::Meter,
+        probe,
         program::Statement,
         render,
         slots::{Class, Draw, Slots},
@@ -375,4 +383,30 @@ fn a_kernel_that_cannot_is_told_in_a_sentence() {
 #[expect(dead_code, reason = "the check is made by the compiler")]
 fn is_send<T: Transport>(nftables: Nftables<T>) -> impl Send {
     nftables
+}
+
+/// The cost of each scrape on a large node, for zeros.
+#[test]
+fn a_table_that_does_not_count_is_not_gone_through() {
+    let requests = |counted_endpoints| {
+        let mut nftables = Nftables::open(&Config { counted_endpoints, ..Config::default() }).unwrap();
+        load(&mut nftables, &sampler().plan());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let counted = Faulty::new(socket, move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            None
+        });
+        let mut meter = Meter::new(Nft::over(counted), PerFamily { v4: true, v6: true });
+        crate::Meter::read(&mut meter).unwrap();
+        asked.load(Ordering::Relaxed)
+    };
+    for limit in [0, 1_000] {
+        in_namespace("a_table_that_does_not_count_is_not_gone_through", || {
+            let asked = requests(limit);
+            // The sets of each family are listed, and each list is followed by the question whether it was disturbed.
+            assert_eq!(asked <= 4, limit == 0, "{asked} requests with a limit of {limit}");
+        });
+    }
 }
