@@ -8,6 +8,7 @@
 mod bed;
 mod claim;
 mod drift;
+mod flood;
 mod ipvs;
 mod ipvs_kube_proxy;
 mod loopback;
