@@ -33,7 +33,7 @@ pub(super) struct Lock {
     path: PathBuf,
     /// Kept open, as each closing would be heard.
     file: Option<Arc<File>>,
-    /// Tools before 1.8.6 cannot be told not to lock.
+    /// Older tools cannot be told not to lock.
     is_left_to_tool: Arc<AtomicBool>,
 }
 

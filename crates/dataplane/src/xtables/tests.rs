@@ -212,7 +212,7 @@ fn nobody_is_waited_for_in_a_namespace_of_our_own() {
     });
 }
 
-/// Tools before 1.8.6 take the lock whatever they are told.
+/// Older tools take the lock whatever they are told.
 #[test]
 fn a_tool_that_locks_by_itself_is_let() {
     let folder = env::temp_dir().join(format!("portolan-old-tools-{}", std::process::id()));
