@@ -113,17 +113,38 @@ fn on_kubeadm_only_the_image_changes_and_back() {
 
 /// In their order, on a cluster as kubeadm makes it. Nothing is rolled out here, so that cannot be waited for.
 #[test]
-fn the_commands_of_the_migration_guide_work() {
+fn the_commands_of_the_guides_work() {
     let Some(stage) = Stage::build() else { return };
     stage.control.kubectl(&["create", "-f", KUBEADM], None);
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/migrating.md");
-    let guide = fs::read_to_string(guide).expect("the guide is there");
-    let commands: Vec<&str> = guide.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-    let of_kubectl = |line: &&&str| line.starts_with("kubectl ") && !line.contains(" rollout status ");
-    let tried = commands.iter().filter(of_kubectl).map(|line| {
-        stage.control.shell(&line.replace("IMAGE-YOU-KEPT", "kube-proxy:v1.36.3"));
-    });
-    assert!(tried.count() > 9, "the guide is written otherwise now");
+    let settings = "--from-literal=config.conf=kind: KubeProxyConfiguration";
+    stage.control.kubectl(&["-n", "kube-system", "create", "configmap", "kube-proxy", settings], None);
+    let mut tried = 0;
+    for guide in ["migrating.md", "operating.md"] {
+        let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(guide);
+        let guide = fs::read_to_string(guide).expect("the guide is there");
+        // There are no kubelets: nothing is ever rolled out, and nobody logs.
+        let is_for_us = |line: &&String| {
+            line.starts_with("kubectl ") && !line.contains(" rollout status ") && !line.contains(" logs ")
+        };
+        for command in commands(&guide).iter().filter(is_for_us) {
+            let command = command.replace("IMAGE-YOU-KEPT", "kube-proxy:v1.36.3");
+            stage.control.shell(&command.replace("> config.conf", "> /dev/null"));
+            tried += 1;
+        }
+    }
+    assert!(tried > 12, "the guides are written otherwise now: {tried} commands");
+}
+
+/// The commands in a guide; one goes on over lines as long as a quote is open.
+fn commands(guide: &str) -> Vec<String> {
+    let mut commands: Vec<String> = Vec::new();
+    for line in guide.lines().filter_map(|line| line.strip_prefix("    ")) {
+        match commands.last_mut() {
+            Some(open) if open.matches('\'').count() % 2 == 1 => open.extend(["\n", line]),
+            _ => commands.push(line.trim_start().to_owned()),
+        }
+    }
+    commands
 }
 
 /// A kubeconfig for our service account.
