@@ -89,7 +89,8 @@ pub trait Dataplane: Send {
 
     /// A watch, for another thread, that tells when somebody else changes what we own. `None` where that cannot be
     /// told. What happened between an [`Dataplane::apply`] and the watch is told too, or found by the audit: the
-    /// kernel makes no notices of a large load if nobody listens yet. It is opened in the network namespace of the calling thread, which must be the dataplane's.
+    /// kernel makes no notices of a large load if nobody listens yet. It is opened in the network namespace of the
+    /// calling thread, which must be the dataplane's.
     fn watch(&self) -> Result<Option<Box<dyn Watch>>, Error> {
         Ok(None)
     }

@@ -3,7 +3,10 @@
 //! Somebody else changes what is ours in the kernel: noticed beside the loop, told, counted; the loop mends it.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -21,10 +24,24 @@ const TICK: Duration = Duration::from_secs(5);
 /// The wait after an error.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Rings when the kernel has to be compared with what it should hold.
+#[derive(Debug, Default)]
+pub struct Bell {
+    pub rings: Notify,
+    is_certain: AtomicBool,
+}
+
+impl Bell {
+    /// Whether it has rung since this was last asked for what was certain, and told; not on a mere suspicion.
+    pub fn take_certain(&self) -> bool {
+        self.is_certain.swap(false, Ordering::Relaxed)
+    }
+}
+
 /// Watches for a dataplane, in a thread of its own, until the bell is dropped; rings it when something is to be
 /// mended. In the network namespace of the calling thread.
-pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>, events: &Recorder) -> Arc<Notify> {
-    let bell = Arc::new(Notify::new());
+pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>, events: &Recorder) -> Arc<Bell> {
+    let bell = Arc::new(Bell::default());
     let (ear, metrics, events) = (Arc::downgrade(&bell), Arc::clone(metrics), events.clone());
     let watch = match dataplane.watch() {
         Ok(Some(watch)) => watch,
@@ -42,7 +59,7 @@ pub fn watch(dataplane: &dyn Dataplane, metrics: &Arc<Metrics>, events: &Recorde
     bell
 }
 
-fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&Metrics, &Recorder)) {
+fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Bell>, (metrics, events): (&Metrics, &Recorder)) {
     while bell.strong_count() > 0 {
         match watch.next(TICK) {
             Ok(None) => {}
@@ -53,7 +70,8 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Notify>, (metrics, events): (&M
                     false => tell(&drift, metrics, events),
                 }
                 if let Some(bell) = bell.upgrade() {
-                    bell.notify_one();
+                    bell.is_certain.fetch_or(!drift.suspected, Ordering::Relaxed);
+                    bell.rings.notify_one();
                 }
             }
             Err(error) => {
@@ -75,4 +93,37 @@ pub fn tell(Drift { what, by, .. }: &Drift, metrics: &Metrics, events: &Recorder
         Regarding::Node,
         format!("{by} changed rules of the service proxy ({what}); they are put right"),
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tells of one drift, and of nothing more.
+    struct Once(Option<Drift>);
+
+    impl Watch for Once {
+        fn next(&mut self, _: Duration) -> Result<Option<Drift>, netlink::Error> {
+            thread::sleep(Duration::from_millis(1));
+            Ok(self.0.take())
+        }
+    }
+
+    #[test]
+    fn a_suspicion_rings_and_is_not_told() {
+        for suspected in [true, false] {
+            let drift = Drift { what: "a rule".to_owned(), by: None, suspected };
+            let metrics = Metrics::new(std::time::SystemTime::now());
+            let bell = Arc::new(Bell::default());
+            let ear = Arc::downgrade(&bell);
+            thread::scope(|scope| {
+                scope.spawn(|| follow(Box::new(Once(Some(drift))), &ear, (&metrics, &Recorder::default())));
+                let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+                runtime.block_on(bell.rings.notified());
+                assert_eq!(bell.take_certain(), !suspected);
+                drop(bell);
+            });
+            assert_eq!(metrics.render().contains("portolan_drift_total 1"), !suspected);
+        }
+    }
 }

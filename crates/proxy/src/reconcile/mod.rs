@@ -32,7 +32,7 @@ use crate::{
     claim::Seat,
     clock,
     connections::Connections,
-    drift,
+    drift::{self, Bell},
     events::{Note, Recorder, Regarding},
     metrics::{Metrics, ip_family},
     pace::Pacer,
@@ -88,7 +88,7 @@ pub struct Reconciler {
     dataplane: Option<Box<dyn Dataplane>>,
     /// Rings when somebody else changed what the dataplane holds. Listens from the first write on: notices of a whole
     /// load, which nobody needs, are a tenth of its cost.
-    drift: Option<Arc<Notify>>,
+    drift: Option<Arc<Bell>>,
     /// Somebody else changed something, and it is not mended yet.
     drifted: bool,
     rounds: Rounds,
@@ -217,8 +217,9 @@ impl Reconciler {
                 tokio::select! {
                     received = updates.recv_many(&mut batch, BATCH) => received > 0,
                     () = tokio::time::sleep_until(due.into()) => true,
-                    () = drift.notified() => {
-                        (self.complete, self.drifted) = (true, true);
+                    () = drift.rings.notified() => {
+                        self.complete = true;
+                        self.drifted |= drift.take_certain();
                         true
                     }
                     () = seat.taken() => true,
@@ -416,6 +417,7 @@ impl Reconciler {
         if applied.mended && changes.is_empty() {
             let what = "rules that were not as we had left them".to_owned();
             drift::tell(&Drift { what, by: None, suspected: false }, metrics, &self.ports.events);
+            self.drifted = true;
         }
         self.observe(start, &changes);
         self.tell_unmet(&changes);

@@ -236,17 +236,22 @@ fn weights_that_somebody_left_do_not_survive_a_start() {
     assert_holds(&second, &cluster.plan);
 }
 
-#[test]
-fn a_service_that_goes_keeps_its_connections() {
+/// A service was deleted that still has a connection.
+fn gone_while_busy() -> (Cluster, Fake) {
     let mut cluster = Cluster::new(DetectLocal::NodeCidr);
     let web = sketch(1);
     cluster.update([vec![web.service()], web.slices(&ready(&[101]))].concat());
     let mut ipvs = ipvs(Memory::default());
     ipvs.apply(&cluster.plan, Scope::All).unwrap();
     ipvs.machine.busy.insert((vip(1), dest(101)), 1);
-    let gone = crate::iptables::tests::make::Event::Gone(1);
-    let changes = cluster.update(gone.updates());
+    let changes = cluster.update(crate::iptables::tests::make::Event::Gone(1).updates());
     ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    (cluster, ipvs)
+}
+
+#[test]
+fn a_service_that_goes_keeps_its_connections() {
+    let (cluster, mut ipvs) = gone_while_busy();
     let address = ip(Family::V4, "10.96.0.1");
     assert!(ipvs.machine.bound.contains(&address));
     assert_eq!(ipvs.machine.servers[&vip(1)].1[&dest(101)].weight, 0);
@@ -328,14 +333,7 @@ fn a_real_server_goes_when_its_time_is_up() {
 /// The bound holds for a service that is deleted, too, with all that it needed.
 #[test]
 fn a_service_that_goes_is_gone_when_its_time_is_up() {
-    let mut cluster = Cluster::new(DetectLocal::NodeCidr);
-    let web = sketch(1);
-    cluster.update([vec![web.service()], web.slices(&ready(&[101]))].concat());
-    let mut ipvs = ipvs(Memory::default());
-    ipvs.apply(&cluster.plan, Scope::All).unwrap();
-    ipvs.machine.busy.insert((vip(1), dest(101)), 1);
-    let changes = cluster.update(crate::iptables::tests::make::Event::Gone(1).updates());
-    ipvs.apply(&cluster.plan, Scope::Only(&changes)).unwrap();
+    let (_, mut ipvs) = gone_while_busy();
     let start = Instant::now();
     ipvs.look(start).unwrap();
     assert_eq!(ipvs.machine.servers.len(), 1);
