@@ -66,14 +66,7 @@ const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 impl Iptables<Xtables> {
     /// Finds the tools, and which variant of them the host uses, in the network namespace of this thread.
     pub fn open(config: &Config) -> Result<Iptables<Xtables>, Unsupported> {
-        let (tools, doubts) = match config.xtables {
-            Some(variant) => (xtables::find_variant(&xtables::SEARCH, variant)?, Vec::new()),
-            None => {
-                let found = xtables::find(&xtables::SEARCH)?;
-                (found.xtables, found.warnings)
-            }
-        };
-        probe::privileges(&tools)?;
+        let xtables::Found { xtables: tools, warnings: doubts } = xtables::open(config.xtables)?;
         probe::probe(&tools, config.families)?;
         let counts = probe::counts(&tools, config.families);
         let mut iptables = Iptables::over(tools, config);

@@ -4,12 +4,12 @@
 //! of the node is touched.
 
 use model::{Family, PerFamily};
-use netlink::{Netns, legacy};
+use netlink::Netns;
 
 use super::rule::unreachable;
 use crate::{
     Unsupported,
-    xtables::{Failure, Table, Tables, Variant, Xtables},
+    xtables::{Failure, Table, Tables, Xtables},
 };
 
 /// Something a rule needs: its table, how it is written, and the kernel's module.
@@ -28,17 +28,6 @@ const NEEDS: [Need; 11] = [
     (Table::Filter, "-m conntrack --ctstate NEW -j RETURN", "xt_conntrack"),
     (Table::Filter, "-j REJECT --reject-with", "ipt_REJECT or ip6t_REJECT"),
 ];
-
-/// The tools of the legacy variant work with a raw socket.
-pub(super) fn privileges(tools: &Xtables) -> Result<(), Unsupported> {
-    match (tools.variant(), legacy::Tables::open(netlink::Family::V4)) {
-        (Variant::Legacy, Err(error)) if error.is_permission() => Err(Unsupported(
-            "the legacy variant of iptables needs CAP_NET_RAW beside CAP_NET_ADMIN, and this process lacks it"
-                .to_owned(),
-        )),
-        _ => Ok(()),
-    }
-}
 
 /// Fails with what is missing. Without the privilege to make a namespace nothing is asked; then the first write tells.
 pub(super) fn probe(tools: &Xtables, families: PerFamily<bool>) -> Result<(), Unsupported> {
@@ -109,7 +98,7 @@ fn input(needs: &[Need], family: Family) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::xtables::{SEARCH, find_variant, testing::Without};
+    use crate::xtables::{SEARCH, Variant, find_variant, testing::Without};
 
     #[test]
     fn what_the_kernel_lacks_is_named() {

@@ -119,13 +119,7 @@ impl Ipvs<Kernel, Xtables> {
     /// Finds the tools of iptables, and asks the kernel whether it has all that is needed, in the network namespace of
     /// this thread.
     pub fn open(config: &Config) -> Result<Ipvs<Kernel, Xtables>, Unsupported> {
-        let (tools, doubts) = match config.xtables {
-            Some(variant) => (xtables::find_variant(&xtables::SEARCH, variant)?, Vec::new()),
-            None => {
-                let found = xtables::find(&xtables::SEARCH)?;
-                (found.xtables, found.warnings)
-            }
-        };
+        let xtables::Found { xtables: tools, warnings: doubts } = xtables::open(config.xtables)?;
         probe::probe(&config.ipvs, config.families, &tools)?;
         let kernel =
             Kernel::open().map_err(|error| Unsupported(format!("ipvs mode cannot work here: {error}")))?;

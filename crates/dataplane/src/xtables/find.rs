@@ -12,6 +12,7 @@ use std::{
 };
 
 use model::{Family, PerFamily};
+use netlink::legacy;
 
 use super::{Limits, Pair, Table, Tables as _, Variant, Xtables, run::Job};
 use crate::{Unsupported, names::xt};
@@ -27,6 +28,27 @@ pub struct Found {
     pub warnings: Vec<String>,
 }
 
+/// The tools to work with, in the network namespace of this thread: of the variant that is asked for, else of the one that
+/// the host uses. Fails without the privilege that they need.
+pub fn open(variant: Option<Variant>) -> Result<Found, Unsupported> {
+    let found = match variant {
+        Some(variant) => Found { xtables: find_variant(&SEARCH, variant)?, warnings: Vec::new() },
+        None => find(&SEARCH)?,
+    };
+    match found.xtables.variant {
+        Variant::Legacy if is_barred() => Err(Unsupported(
+            "the legacy variant of iptables needs CAP_NET_RAW beside CAP_NET_ADMIN, and this process lacks it"
+                .to_owned(),
+        )),
+        _ => Ok(found),
+    }
+}
+
+/// Legacy tables are read and written by a raw socket, which this process may not have.
+fn is_barred() -> bool {
+    legacy::Tables::open(netlink::Family::V4).is_err_and(|error| error.is_permission())
+}
+
 /// The tools of the variant that the host uses, in the network namespace of this thread.
 pub fn find(search: &[&str]) -> Result<Found, Unsupported> {
     let inventory = Inventory::take(search);
@@ -37,6 +59,9 @@ pub fn find(search: &[&str]) -> Result<Found, Unsupported> {
             let mut xtables = Xtables::new(variant, tools.clone()).within(limits);
             evidence.push((variant, Evidence::gather(&mut xtables)));
         }
+    }
+    if evidence.iter().any(|(variant, _)| *variant == Variant::Legacy) && is_barred() {
+        must_not_be_legacy(&evidence)?;
     }
     let Some(variant) = choose(&evidence, inventory.plain) else { return Err(missing(search)) };
     let tools = inventory.tools(variant).cloned().ok_or_else(|| missing(search))?;
@@ -112,6 +137,21 @@ fn variant_of(tool: &Path) -> Option<Variant> {
         true => Variant::Nft,
         false => Variant::Legacy,
     })
+}
+
+/// Tables that cannot be read count as empty, and then the host would be taken for one of the other variant: rules would go
+/// where none of its components looks.
+fn must_not_be_legacy(evidence: &[(Variant, Evidence)]) -> Result<(), Unsupported> {
+    let is_known = evidence.iter().any(|(_, found)| found.hint || found.kubelet || found.proxy);
+    let names = |family| present_tables(Variant::Legacy, family).unwrap_or_default();
+    if is_known || Family::BOTH.into_iter().all(|family| names(family).is_empty()) {
+        return Ok(());
+    }
+    Err(Unsupported(
+        "there are tables of the legacy variant of iptables on this host, and without CAP_NET_RAW it cannot be told \
+         whether it is the one in use: add that capability"
+            .to_owned(),
+    ))
 }
 
 /// What the tables of one variant hold.

@@ -50,7 +50,7 @@ use netlink::{
 
 pub use self::{
     failure::Failure,
-    find::{Found, SEARCH, find, find_variant},
+    find::{Found, SEARCH, find, find_variant, open},
 };
 use self::{
     ledger::Ledger,
