@@ -117,6 +117,7 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
     let load = Load::default();
     // Returned, and so kept until the last connection is over: what carries connections ends with it.
     let _second = thread::scope(|scope| {
+        let _end = EndOf(&load);
         LINES.iter().for_each(|line| drop(scope.spawn(|| load.run(&lab, line))));
         load.go_on();
         let second = serve(new);
@@ -130,7 +131,6 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
         }
         remove(new.0);
         load.go_on();
-        load.ended.store(true, Ordering::Relaxed);
         second
     });
     let failures = load.failures.into_inner().expect("nobody panics while he adds one");
@@ -145,6 +145,15 @@ struct Load {
     ended: AtomicBool,
     done: [AtomicUsize; LINES.len()],
     failures: Mutex<Vec<String>>,
+}
+
+/// Ends the load when it goes, also after a failed assertion: the scope would wait for the clients for ever.
+struct EndOf<'a>(&'a Load);
+
+impl Drop for EndOf<'_> {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Load {
