@@ -16,7 +16,8 @@ use crate::{
     proxy_protocol,
     service::Asking,
     socket,
-    tcp::{EVENTS, End, Tcp},
+    stream::Known,
+    tcp::{Connection, EVENTS, End, Tcp},
     worker::{Context, Peer, Token},
 };
 
@@ -94,12 +95,14 @@ impl Tcp {
         Attempt::UnderWay
     }
 
-    /// The socket has something to say: the endpoint has answered, or the attempt has failed.
-    pub(crate) fn settle(&mut self, context: &Context, index: usize) {
+    /// The socket has something to say: the endpoint has answered, or the attempt has failed (`broken` says that it may
+    /// have).
+    pub(crate) fn settle(&mut self, context: &Context, index: usize, broken: bool) {
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
         let (Some(server), Some(dial)) = (&connection.server, &connection.dial) else { return };
-        let mut is_good = matches!(socket_error(server), Ok(Ok(())));
-        if is_good && connection.service.roster().settings.proxy_protocol {
+        let mut is_good = !broken || matches!(socket_error(server), Ok(Ok(())));
+        let tells_client = connection.service.roster().settings.proxy_protocol;
+        if is_good && tells_client {
             let header = proxy_protocol::header(dial.client, dial.destination);
             // The socket is new and the header short: it fits, or something is wrong.
             is_good = send(server, &header, SendFlags::NOSIGNAL) == Ok(header.len());
@@ -109,9 +112,16 @@ impl Tcp {
             return self.next(context, index);
         }
         connection.dial = None;
-        connection.ready.server_writes = true;
+        connection.server_known.writes = true;
         connection.endpoint.iter().for_each(|endpoint| endpoint.succeeded());
-        self.turn(context, index);
+        // Its answer is acknowledged with the client's first bytes; where there are none it might be the endpoint who
+        // speaks first, and waits for this.
+        if self.turn(context, index) == 0
+            && !tells_client
+            && let Some(Some(Connection { server: Some(server), .. })) = self.connections.get(index)
+        {
+            socket::acknowledge(server);
+        }
     }
 
     /// Gives up attempts that took too long.
@@ -135,7 +145,7 @@ impl Tcp {
     fn failed(&mut self, context: &Context, index: usize) {
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
         connection.server = None;
-        connection.ready.server_writes = false;
+        connection.server_known = Known::default();
         let endpoint = connection.leave_endpoint();
         if let (Some(endpoint), Some(dial)) = (endpoint, connection.dial.as_mut()) {
             dial.tried.push(endpoint.address);

@@ -16,8 +16,9 @@
 //! - `proxy_protocol`: who the client is, told to the endpoint
 //! - [`settings`], [`counters`], `socket`, `clock`
 //!
-//! A byte of a TCP connection never enters this process: it goes from socket to pipe to socket by `splice`. A pipe is
-//! borrowed only while bytes are on their way, so that an idle connection costs two descriptors and some 200 bytes.
+//! The bytes of a TCP connection do not enter this process: they go from socket to pipe to socket by `splice`. Only where a
+//! few come at a time (up to 8 KiB) they are read and sent, which costs less than two splices. A pipe is borrowed only while
+//! bytes are on their way, so that an idle connection costs two descriptors and some 200 bytes.
 
 #![forbid(unsafe_code)]
 

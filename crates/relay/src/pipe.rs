@@ -11,6 +11,8 @@ use crate::worker::Shared;
 /// What one splice takes at most, and what a large pipe holds: a quarter less processor time for a gigabyte than with
 /// 256 KiB (bench/README.md). More than that needs CAP_SYS_RESOURCE.
 pub(crate) const CAPACITY: usize = 1 << 20;
+/// So few bytes are not worth a splice. The smallest pipe the kernel makes holds as many.
+pub(crate) const FEW: usize = 8 * 1024;
 /// What any other pipe holds.
 const USUAL: usize = 256 * 1024;
 /// So many pipes are large. What a slow reader does not take waits in a pipe, which is memory; and a user without
@@ -33,11 +35,16 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     /// Large ones at the back, where they are taken from.
     spare: VecDeque<Pipe>,
+    buffer: Box<[u8]>,
 }
 
 impl Pool {
     pub(crate) fn new(shared: Arc<Shared>) -> Pool {
-        Pool { shared, spare: VecDeque::new() }
+        Pool { shared, spare: VecDeque::new(), buffer: vec![0; FEW].into() }
+    }
+
+    pub(crate) fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
     }
 
     /// `None` when there are as many as there may be, or no descriptor is left.

@@ -50,6 +50,9 @@ pub(crate) fn listener(listen: &Listen, address: SocketAddr) -> io::Result<Owned
             keep_alive(&socket)?;
             socket.bind(&SockAddr::from(address))?;
             socket.listen(BACKLOG)?;
+            // And this one, but only once it listens.
+            put_acknowledgements_off(&socket);
+            bound_unsent(&socket);
         }
         Transport::Udp => {
             // More than the limit needs a privilege; what can be had is enough.
@@ -96,6 +99,8 @@ fn open(address: SocketAddr, transport: Transport) -> io::Result<Socket> {
 pub(crate) fn dial(endpoint: SocketAddr) -> io::Result<OwnedFd> {
     let socket: OwnedFd = open(endpoint, Transport::Tcp)?.into();
     rnet::sockopt::set_tcp_nodelay(&socket, true)?;
+    put_acknowledgements_off(&socket);
+    bound_unread(&socket);
     match rnet::connect(&socket, &endpoint) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -143,6 +148,34 @@ pub(crate) fn keep_alive_on(socket: impl AsFd) {
     let _ = rnet::sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15));
     let _ = rnet::sockopt::set_tcp_keepcnt(&socket, 6);
 }
+
+/// The kernel acknowledges by a packet of its own only what waits for long; until then it goes with what is sent next.
+fn put_acknowledgements_off(socket: impl AsFd) {
+    // Otherwise there is a packet more, that is all.
+    let _ = rnet::sockopt::set_tcp_quickack(socket, false);
+}
+
+/// Acknowledges what has come, now.
+pub(crate) fn acknowledge(socket: impl AsFd) {
+    let _ = rnet::sockopt::set_tcp_quickack(socket, true);
+}
+
+/// Megabytes that wait in buffers have left the processor's cache by the time somebody copies them (bench/README.md has
+/// what it costs), so no more than [`WAITING`] waits to be sent. What is under way does not count: a distant client gets
+/// as much as ever.
+fn bound_unsent(socket: &Socket) {
+    let _ = socket.set_tcp_notsent_lowat(WAITING as u32);
+}
+
+/// The same for what waits to be read from an endpoint, which is near.
+fn bound_unread(socket: impl AsFd) {
+    // Without the privilege it could be had up to `net.core.rmem_max` only, which may be far less; then the kernel's own
+    // choice is better.
+    let _ = setsockopt(&socket, sockopt::RcvBufForce, &WAITING);
+}
+
+/// Enough for 8 Gbit/s from an endpoint that answers within a millisecond.
+const WAITING: usize = 1 << 20;
 
 /// Closes with a reset: the peer learns that this was no orderly end.
 pub(crate) fn reset(socket: OwnedFd) {

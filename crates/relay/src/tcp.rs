@@ -9,7 +9,7 @@
 //! ```
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
@@ -34,7 +34,7 @@ use crate::{
     relay::{Arrival, Transport},
     service::Service,
     socket,
-    stream::{Broken, Moved, Side, Stream},
+    stream::{Broken, Known, Moved, Side, Stream},
     worker::{Context, Listener, Peer, Shared, Token},
 };
 
@@ -42,11 +42,17 @@ use crate::{
 const ACCEPTS: usize = 64;
 /// How long is waited when not even one client can be turned away.
 const BREATH: Duration = Duration::from_millis(2);
+/// So long the acknowledgement of a client's first bytes waits for an answer that it could go with. The kernel alone
+/// would wait for 40 ms, and so would a client that sends its question in two pieces.
+const ACKNOWLEDGE: Millis = 2;
 /// A connection so old is worth keep-alive probes.
 const LONG_LIVED: Millis = 5_000;
 
-pub(crate) const EVENTS: EventFlags =
-    EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
+pub(crate) const EVENTS: EventFlags = EventFlags::IN
+    .union(EventFlags::PRI)
+    .union(EventFlags::OUT)
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
 
 /// See the module.
 pub(crate) struct Tcp {
@@ -56,6 +62,8 @@ pub(crate) struct Tcp {
     pub(crate) pool: Pool,
     /// When to give up an attempt.
     pub(crate) deadlines: BTreeSet<(Millis, usize)>,
+    /// Connections whose client's first bytes are to be acknowledged by then.
+    unacknowledged: VecDeque<(Millis, usize)>,
     /// Connections that had more to move when their turn was over.
     busy: Vec<usize>,
     /// Given up when no descriptor is left, so that one client can be accepted and told.
@@ -71,19 +79,23 @@ pub(crate) struct Connection {
     pub(crate) dial: Option<Box<Dial>>,
     up: Stream,
     down: Stream,
-    pub(crate) ready: Ready,
+    client_known: Known,
+    pub(crate) server_known: Known,
     born: Millis,
     active: Millis,
     kept_alive: bool,
+    acknowledged: Acknowledged,
 }
 
-/// What the last events said, unless a call has said otherwise since.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ready {
-    client_reads: bool,
-    client_writes: bool,
-    server_reads: bool,
-    pub(crate) server_writes: bool,
+/// What has become of the client's first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Acknowledged {
+    /// They have not come.
+    NotYet,
+    /// They have, and wait to be acknowledged with an answer.
+    WithAnswer,
+    /// From here on the kernel does as it likes.
+    Left,
 }
 
 /// How a connection ends.
@@ -100,6 +112,7 @@ impl Tcp {
             closed: Vec::new(),
             pool: Pool::new(Arc::clone(shared)),
             deadlines: BTreeSet::new(),
+            unacknowledged: VecDeque::new(),
             busy: Vec::new(),
             reserve: Some(spare_descriptor()?),
         })
@@ -114,7 +127,8 @@ impl Tcp {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Millis> {
-        self.deadlines.first().map(|(at, _)| *at)
+        let (attempt, acknowledgement) = (self.deadlines.first(), self.unacknowledged.front());
+        attempt.into_iter().chain(acknowledgement).map(|(at, _)| *at).min()
     }
 
     /// Lets clients in.
@@ -123,7 +137,11 @@ impl Tcp {
             match acceptfrom_with(&listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok((client, peer)) => {
                     context.shared.counters.accepted.add(1);
-                    match peer.and_then(socket::plain).zip(socket::local_address(&client)) {
+                    let destination = match listener.listen.is_for_many() {
+                        true => socket::local_address(&client),
+                        false => Some(listener.address),
+                    };
+                    match peer.and_then(socket::plain).zip(destination) {
                         Some((from, to)) => self.admit(context, listener, client, (from, to)),
                         // Gone before we looked.
                         None => socket::reset(client),
@@ -191,10 +209,12 @@ impl Tcp {
             dial: Some(Box::new(dial)),
             up: Stream::default(),
             down: Stream::default(),
-            ready: Ready { client_writes: true, ..Ready::default() },
+            client_known: Known { writes: true, ..Known::default() },
+            server_known: Known::default(),
             born: context.now,
             active: context.now,
             kept_alive: false,
+            acknowledged: Acknowledged::NotYet,
         }));
         let Some(connection) = &self.connections[index] else { return };
         if context.follow(&connection.client, Token::Tcp(index, Peer::Client), EVENTS).is_err() {
@@ -209,16 +229,17 @@ impl Tcp {
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         let reads = broken || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
         let writes = broken || flags.contains(EventFlags::OUT);
-        let Ready { client_reads, client_writes, server_reads, server_writes } = &mut connection.ready;
-        let (may_read, may_write) = match peer {
-            Peer::Client => (client_reads, client_writes),
-            Peer::Server => (server_reads, server_writes),
+        let known = match peer {
+            Peer::Client => &mut connection.client_known,
+            Peer::Server => &mut connection.server_known,
         };
-        *may_read |= reads;
-        *may_write |= writes;
+        known.reads |= reads;
+        known.writes |= writes;
+        known.urgent = flags.contains(EventFlags::PRI);
+        known.hung_up |= flags.contains(EventFlags::RDHUP);
         if connection.dial.is_some() {
             match peer {
-                Peer::Server if writes => self.settle(context, index),
+                Peer::Server if writes => self.settle(context, index, broken),
                 // The client has lost its patience.
                 Peer::Client if broken => self.end(context, index, End::Reset),
                 _ => (),
@@ -234,13 +255,18 @@ impl Tcp {
         }
     }
 
-    /// Moves what can be moved, in both directions.
-    pub(crate) fn turn(&mut self, context: &Context, index: usize) {
-        let Some(Some(connection)) = self.connections.get_mut(index) else { return };
+    /// Moves what can be moved, in both directions, and returns how much came from the client.
+    pub(crate) fn turn(&mut self, context: &Context, index: usize) -> u64 {
+        let Some(Some(connection)) = self.connections.get_mut(index) else { return 0 };
+        let mut from_client = 0;
         let counters = &context.shared.counters;
         let end = match connection.turn(&mut self.pool) {
             Err(_) => Some(End::Reset),
             Ok((sent, received)) => {
+                from_client = sent.bytes;
+                if connection.owes_acknowledgement(sent.bytes, received.bytes) {
+                    self.unacknowledged.push_back((context.now + ACKNOWLEDGE, index));
+                }
                 if sent.bytes + received.bytes > 0 {
                     connection.active = context.now;
                     counters.sent_bytes.add(sent.bytes);
@@ -257,6 +283,20 @@ impl Tcp {
         };
         if let Some(end) = end {
             self.end(context, index, end);
+        }
+        from_client
+    }
+
+    /// Acknowledges what has waited for an answer for long enough.
+    pub(crate) fn acknowledge(&mut self, now: Millis) {
+        while let Some((_, index)) = self.unacknowledged.pop_front_if(|(at, _)| *at <= now) {
+            // If another connection has this place by now, it is acknowledged a moment early.
+            if let Some(Some(connection)) = self.connections.get_mut(index)
+                && connection.acknowledged == Acknowledged::WithAnswer
+            {
+                connection.acknowledged = Acknowledged::Left;
+                socket::acknowledge(&connection.client);
+            }
         }
     }
 
@@ -332,19 +372,22 @@ impl Tcp {
 impl Connection {
     fn turn(&mut self, pool: &mut Pool) -> Result<(Moved, Moved), Broken> {
         let Some(server) = &self.server else { return Ok(Default::default()) };
-        let Ready { client_reads, client_writes, server_reads, server_writes } = &mut self.ready;
-        let (client, server) = (self.client.as_fd(), server.as_fd());
-        let sent = self.up.turn(
-            Side { socket: client, ready: client_reads },
-            Side { socket: server, ready: server_writes },
-            pool,
-        )?;
-        let received = self.down.turn(
-            Side { socket: server, ready: server_reads },
-            Side { socket: client, ready: client_writes },
-            pool,
-        )?;
+        let mut client = Side { socket: self.client.as_fd(), known: &mut self.client_known };
+        let mut server = Side { socket: server.as_fd(), known: &mut self.server_known };
+        let sent = self.up.turn(&mut client, &mut server, pool)?;
+        let received = self.down.turn(&mut server, &mut client, pool)?;
         Ok((sent, received))
+    }
+
+    /// Whether from now on the client waits for its first bytes to be acknowledged.
+    fn owes_acknowledgement(&mut self, sent: u64, received: u64) -> bool {
+        let before = self.acknowledged;
+        if received > 0 {
+            self.acknowledged = Acknowledged::Left;
+        } else if sent > 0 && before == Acknowledged::NotYet {
+            self.acknowledged = Acknowledged::WithAnswer;
+        }
+        before == Acknowledged::NotYet && self.acknowledged == Acknowledged::WithAnswer
     }
 
     fn has_failed(&self, peer: Peer) -> bool {

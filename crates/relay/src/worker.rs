@@ -200,6 +200,7 @@ impl Worker {
         }
         self.tcp.resume(&self.context);
         self.tcp.expire(&self.context);
+        self.tcp.acknowledge(self.context.now);
         if self.context.now >= self.swept + self.sweep_period() {
             self.swept = self.context.now;
             self.tcp.sweep(&self.context);

@@ -6,6 +6,7 @@ mod carry;
 mod choose;
 mod flood;
 mod limits;
+mod small;
 mod udp;
 
 use std::{
