@@ -107,9 +107,13 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
         .expect("entered")
     };
     let remove = |own: Mode| {
-        let report =
-            lab.netns("node-a").expect("node-a").run(|| leftovers::remove(Some(own))).expect("entered");
-        assert!(report.failed.is_empty(), "{old:?} to {new:?}: {report:?}");
+        let node = lab.netns("node-a").expect("node-a");
+        let mut reports = Vec::new();
+        if let Flavour::Tools(variant) = new.1 {
+            reports.push(node.run(|| leftovers::unite(variant)).expect("entered"));
+        }
+        reports.push(node.run(|| leftovers::remove(Some(own))).expect("entered"));
+        assert!(reports.iter().all(|it| it.failed.is_empty()), "{old:?} to {new:?}: {reports:?}");
     };
     let _first = serve(old);
     let open = |(from, to): &(&str, &str)| lab.open(from, route(from, to), PATIENCE).expect("a machine");

@@ -58,14 +58,17 @@ fn look(successor: &Successor, ended: &Receiver<()>) {
     let mut looks = 0;
     let mut told = Report::default();
     loop {
-        let mut report = leftovers::remove(Some(successor.mode));
+        let mut report = Report::default();
+        // First, so that what only the other variant's tables hold is not taken for in use by what goes with it.
         if let Some(variant) = successor.variant {
-            let split = leftovers::unite(variant);
-            tell_split(successor, variant, &split);
-            report.removed.extend(split.removed);
-            report.kept.extend(split.kept);
-            report.failed.extend(split.failed);
+            report = leftovers::unite(variant);
+            tell_split(successor, variant, &report);
         }
+        let others = leftovers::remove(Some(successor.mode));
+        report.removed.extend(others.removed);
+        report.kept.extend(others.kept);
+        report.failed.extend(others.failed);
+        report.waits |= others.waits;
         tell(looks, &report, &told);
         told = report;
         let wait = WAITS[looks.min(WAITS.len() - 1)];

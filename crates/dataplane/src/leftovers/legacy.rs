@@ -2,7 +2,7 @@
 
 //! What is in the tables of the legacy variant of iptables, which only its own tools can reach.
 
-use std::{collections::BTreeSet, convert::Infallible, fmt::Write as _, fs};
+use std::{borrow::Cow, collections::BTreeSet, convert::Infallible, fmt::Write as _, fs};
 
 use model::Family;
 
@@ -130,10 +130,31 @@ pub(crate) fn remove_from(
         let from_there = inner.iter().filter(|(from, _)| from == chain);
         Ok::<_, Infallible>(from_there.map(|(_, to)| to.clone()).collect())
     };
-    let Ok(fate) = fate::decide(doomed, jumps, leads_to);
+    let Ok(mut fate) = fate::decide(doomed, jumps, leads_to);
+    keep_endpoints(tools, (family, table), &mut fate)?;
     report.keep(&format!("{}-legacy {table}", tool(family)), &fate.kept);
     tools.restore(family, &removal(table, &fate))?;
     report.chains(&format!("table {table} of {}-legacy", tool(family)), fate.chains.len());
+    Ok(())
+}
+
+/// Chains of endpoints are many, and so who uses them is asked only where somebody stays who may.
+fn keep_endpoints(
+    tools: &mut dyn Tables,
+    (family, table): (Family, Table),
+    fate: &mut Fate<String>,
+) -> Result<(), Failure> {
+    if fate.kept.is_empty() {
+        return Ok(());
+    }
+    let mut used = BTreeSet::new();
+    tools.save(family, table, &mut |line| {
+        if rule(line).is_some_and(|(from, _)| fate.kept.contains_key(from)) {
+            let to = target(line).filter(|to| to.starts_with(crate::names::xt::SEP));
+            used.extend(to.map(Cow::into_owned));
+        }
+    })?;
+    fate.chains.retain(|chain| !used.contains(chain));
     Ok(())
 }
 
@@ -151,4 +172,38 @@ fn removal(table: Table, fate: &Fate<String>) -> String {
     }
     input.push_str("COMMIT\n");
     input
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables that hold these lines, and remember what was restored.
+    struct Fixed(&'static str, String);
+
+    impl Tables for Fixed {
+        fn save(&mut self, _: Family, _: Table, each_line: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+            self.0.lines().for_each(each_line);
+            Ok(())
+        }
+
+        fn restore(&mut self, _: Family, input: &str) -> Result<(), Failure> {
+            self.1.push_str(input);
+            Ok(())
+        }
+    }
+
+    /// The kernel refuses to remove a chain that a rule leads to, and all else of the commit with it.
+    #[test]
+    fn an_endpoint_stays_with_the_service_that_uses_it() {
+        let held = ":PREROUTING ACCEPT [0:0]\n:THEIRS - [0:0]\n:KUBE-SVC-A - [0:0]\n:KUBE-SVC-B - [0:0]\n\
+                    :KUBE-SEP-A - [0:0]\n:KUBE-SEP-B - [0:0]\n-A THEIRS -j KUBE-SVC-A\n\
+                    -A KUBE-SVC-A -j KUBE-SEP-A\n-A KUBE-SVC-B -j KUBE-SEP-B";
+        let mut tables = Fixed(held, String::new());
+        let mut report = Report::default();
+        let is_doomed = |name: &str| name.starts_with("KUBE-");
+        remove_from(&mut tables, Family::V4, Table::Nat, &is_doomed, &mut report).expect("nobody refuses");
+        let removed: Vec<&str> = tables.1.lines().filter_map(|line| line.strip_prefix("-X ")).collect();
+        assert_eq!(removed, ["KUBE-SEP-B", "KUBE-SVC-B"]);
+    }
 }
