@@ -68,8 +68,8 @@ fn node_ports_are_served_on_loopback_without_the_sysctl() {
         let Some(mut bed) = Bed::build() else { return };
         let script = bed.folder().join("confined");
         let text = format!(
-            "#!/bin/sh\nexec unshare --mount sh -c 'mount --make-rprivate / && mount -o bind,ro /proc/sys /proc/sys && \
-             exec \"$@\"' sh '{}' \"$@\"\n",
+            "#!/bin/sh\nexec unshare --mount sh -c 'mount --make-rprivate / && mount -o bind /proc/sys /proc/sys && \
+             mount -o remount,bind,ro /proc/sys && exec \"$@\"' sh '{}' \"$@\"\n",
             program().display()
         );
         fs::write(&script, text).expect("a file can be written");
