@@ -3,7 +3,7 @@
 //! The same in ipvs mode, where the kernel has it (`make test-vm`): restart, crash, take-over, change of mode, and others
 //! who meddle.
 
-use std::env;
+use std::{env, time::Instant};
 
 use lab::address::{NODE_A, Version, address_of};
 use stage::{eventually, manifest};
@@ -105,6 +105,23 @@ fn to_iptables_and_back() {
 fn to_userspace() {
     let Some(mut bed) = build() else { return };
     leave_for(&mut bed, "userspace");
+}
+
+/// What the process carries ends with it; whoever comes new is refused by nobody.
+#[test]
+fn from_userspace() {
+    let Some(mut bed) = build() else { return };
+    bed.start_with(&["--proxy-mode=userspace", "--userspace-drain=2s"]);
+    bed.under_load(Traffic::New, "userspace to ipvs", |bed, go_on| {
+        bed.daemon.stop();
+        go_on();
+        bed.start_with(&[IPVS]);
+        go_on();
+        eventually("what the userspace mode left is gone", || {
+            let left = bed.command(&["nft", "list", "tables"]) + &bed.command(&["ip", "rule"]);
+            if left.contains("portolan") || left.contains("20043") { Err(left) } else { Ok(()) }
+        });
+    });
 }
 
 /// What kube-proxy's ipvs mode writes for the service `web` and for one that is gone meanwhile.
@@ -240,12 +257,14 @@ fn what_others_change_is_mended_and_told() {
         // Not there before the first.
         let counted = bed.daemon.metric("portolan_drift_total").unwrap_or_default();
         bed.command(&deed.split(' ').collect::<Vec<_>>());
+        let begun = Instant::now();
         eventually(&format!("{deed}: all is as it was"), || {
             let exists = bed.try_command(&["ip", "link", "show", "kube-ipvs0"]).expect("ip");
             let now = if exists.status.success() { state(&bed) } else { Vec::new() };
             let is_right = now == first && bed.command(&conntrack).trim() == "1";
             if is_right { Ok(()) } else { Err(format!("{now:?}")) }
         });
+        println!("{deed}: seen to be mended after {:.1?}", begun.elapsed());
         eventually(&format!("{deed}: it is counted"), || {
             let now = bed.daemon.metric("portolan_drift_total")?;
             if now > counted { Ok(()) } else { Err(format!("{now}")) }

@@ -66,6 +66,28 @@ fn measure(services: u32, endpoints: u32, (mode, config): (Mode, &Config)) {
         });
     }
     changes(&mut *dataplane, &plan, (services, endpoints), &rounds);
+    if mode == Mode::Ipvs {
+        audit(&mut *dataplane);
+    }
+}
+
+/// What it costs to look for changes by others, once a second as the program does.
+fn audit(dataplane: &mut dyn Dataplane) {
+    const SECONDS: u32 = 60;
+    let (before, start) = (cpu(), Instant::now());
+    let mut most = Duration::ZERO;
+    for second in 1..=SECONDS {
+        let began = cpu();
+        let audited = dataplane.audit().expect("it can be read");
+        assert_eq!(audited.drift, None);
+        most = most.max(cpu() - began);
+        std::thread::sleep(Duration::from_secs(second.into()).saturating_sub(start.elapsed()));
+    }
+    let spent = cpu() - before;
+    let share = 100.0 * spent.as_secs_f64() / start.elapsed().as_secs_f64();
+    println!(
+        "  look for changes by others                 cpu {spent:.1?} in {SECONDS} s, {share:.2} % ({most:.1?} at once)"
+    );
 }
 
 /// What the watch of the legacy variant does to see an edit.

@@ -119,6 +119,8 @@ fn address(frontend: Frontend) -> SocketAddr {
     SocketAddr::new(loopback, frontend.port)
 }
 
+// What has a default would otherwise hide what the mode itself says.
+#[deny(clippy::missing_trait_methods)]
 impl Dataplane for Relieved {
     fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
         let mut applied = self.inner.apply(plan, scope)?;
@@ -142,6 +144,10 @@ impl Dataplane for Relieved {
 
     fn audit(&mut self) -> Result<Audited, Error> {
         self.inner.audit()
+    }
+
+    fn is_untold(&self) -> bool {
+        self.inner.is_untold()
     }
 
     fn take_lock_wait(&mut self) -> Duration {

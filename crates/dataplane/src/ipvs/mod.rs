@@ -378,16 +378,23 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     fn look(&mut self, now: Instant) -> Result<Audited, Error> {
         let Some(mut known) = self.known.take() else { return Ok(Audited::default()) };
         let mut clock = std::mem::take(&mut self.clock);
-        for family in self.families() {
+        let seen_off = self.families().try_for_each(|family| {
             let holdings = &mut known[family];
-            self.at(family, |site| clock.step(site, holdings, now))?;
-        }
+            self.at(family, |site| clock.step(site, holdings, now))
+        });
         self.clock = clock;
-        let wanted = audit::Wanted { known: &known, families: self.config.families, link: self.link };
-        let drift = self.round.step(&mut self.machine, &wanted, now);
-        let mut drift = drift.map_err(|error| Error::kernel("compare", "virtual servers", error))?;
-        drift = drift.or_else(|| self.settled.drift());
-        self.known = Some(known);
+        let drift = match seen_off {
+            // Nobody knows how far it came, so nothing is known any more; everything is read and written again.
+            Err(error) => Some(format!("real servers on their way out: {error}")),
+            Ok(()) => {
+                let wanted = audit::Wanted { known: &known, families: self.config.families, link: self.link };
+                let drift = self.round.step(&mut self.machine, &wanted, now);
+                // Whatever could not be read, nothing was changed.
+                self.known = Some(known);
+                drift.map_err(|error| Error::kernel("compare", "virtual servers", error))?
+            }
+        };
+        let drift = drift.or_else(|| self.settled.drift());
         self.told |= drift.is_some();
         // Nobody else tells, so it is looked again soon; the round has its own pauses.
         Ok(Audited { drift, more: true, retired: std::mem::take(&mut self.retired) })

@@ -260,7 +260,8 @@ impl Reconciler {
                 let drift = Drift { what, by: None, suspected: false };
                 drift::tell(&drift, &self.ports.metrics, &self.ports.events);
                 (self.complete, self.drifted) = (true, true);
-                return self.turn(now);
+                // And is looked at again soon: whoever did it may do more.
+                return self.turn(now).into_iter().chain([self.rounds.next(now)]).min();
             }
             Ok(Ok(Audited { more, .. })) => self.rounds.stepped(now, more),
             // Others write meanwhile, or the kernel is short of memory: it is tried again.

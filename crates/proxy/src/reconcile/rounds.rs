@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 /// Between two rounds of the audit, and between two steps of a round.
 const ROUND: Duration = Duration::from_secs(60);
 pub(super) const STEP: Duration = Duration::from_secs(1);
-/// From a complete write to the first step where nobody else tells.
-const SOON: Duration = Duration::from_secs(5);
 /// A write was just made: more may come. So long a step that is due waits at most until they cease.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -32,7 +30,7 @@ impl Rounds {
 
     /// Everything was written, and only the audit can tell what becomes of it.
     pub(super) fn hurry(&mut self, now: Instant) {
-        self.due = self.due.min(now + SOON);
+        self.due = self.due.min(now + STEP);
     }
 
     /// When the next step is to be made: `now`, or later.
@@ -72,6 +70,6 @@ mod tests {
         rounds.stepped(late, false);
         assert_eq!(rounds.next(late), late + ROUND);
         rounds.hurry(late);
-        assert_eq!(rounds.next(late), late + SOON);
+        assert_eq!(rounds.next(late), late + STEP);
     }
 }

@@ -421,7 +421,9 @@ fn what_the_audit_finds_is_mended_at_once_and_counted() {
 
     bench.script.lock().expect("unpoisoned").audit = Some("a rule is gone");
     bench.now = due;
-    bench.reconciler.audit(bench.now);
+    let again =
+        bench.reconciler.audit(bench.now).expect("the next step does not wait for something else to happen");
+    assert_eq!(again, bench.reconciler.rounds.next(bench.now));
     assert_eq!(bench.calls().last(), Some(&(true, 1)), "all is written");
     assert_eq!(bench.calls().len(), 2);
     let metrics = bench.metrics.render();
