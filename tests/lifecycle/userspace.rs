@@ -145,6 +145,28 @@ fn no_packet_filter_is_needed() {
     assert!(!left.status.success(), "the link is still there");
 }
 
+/// The kernel goes on to translate what is open as long as a family has any chain of type nat and something that asks for
+/// the state of flows. `--userspace-bind` has neither, so that whoever wants to keep what another mode translated brings them.
+#[test]
+fn what_is_translated_goes_on_while_there_is_a_nat_chain() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start();
+    bed.under_load(Traffic::All, "from nftables mode to listeners on service addresses", |bed, go_on| {
+        for family in ["ip", "ip6"] {
+            let chain = "{ type nat hook prerouting priority -100; ct state established accept; }";
+            bed.command(&["nft", &format!("table {family} keep {{ chain translating {chain}; }}")]);
+        }
+        bed.daemon.stop();
+        bed.start_with(&BIND);
+        go_on();
+        eventually("what the nftables mode left is gone", || match bed.command(&["nft", "list", "tables"]) {
+            tables if tables.lines().any(|line| line == "table ip portolan") => Err(tables),
+            _ => Ok(()),
+        });
+        go_on();
+    });
+}
+
 /// As in an upgrade that starts the new program before it ends the old: new clients are refused by neither, and a
 /// connection that is open goes on while the old one drains.
 fn upgrade(bed: &mut Bed, way: &[&str]) {

@@ -69,7 +69,7 @@ pub(super) fn serve(ip: IpAddr) -> Result<()> {
 
 /// Answers the first byte if it is there within a moment, and keeps silent connections open.
 fn answer(listener: &TcpListener) {
-    let mut silent = Vec::new();
+    let (mut silent, mut full) = (Vec::new(), 64);
     for mut stream in listener.incoming().flatten() {
         let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
         let mut byte = [0];
@@ -83,8 +83,10 @@ fn answer(listener: &TcpListener) {
             }
             _ => (),
         }
-        if silent.len() >= 64 && silent.len().is_multiple_of(64) {
+        // Each is looked at a few times only, however many there are.
+        if silent.len() >= full {
             silent.retain(|stream| !has_ended(stream));
+            full = (2 * silent.len()).max(64);
         }
     }
 }
