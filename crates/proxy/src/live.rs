@@ -187,3 +187,56 @@ fn load_conntrack() {
         tracing::debug!(%error, "connection tracking is not there");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::config::{check::check, decode::decode};
+
+    const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+    fn read(body: &str) -> (Config, Checked) {
+        let mut config = decode(&format!("{HEAD}{body}")).expect(body).config;
+        config.settle();
+        let checked = check(&config).expect(body);
+        (config, checked)
+    }
+
+    /// As SIGHUP does: what the loop needs reaches it once, everybody who asks for the configuration gets the new one, and
+    /// what takes a new process stays as it was.
+    #[test]
+    fn a_new_configuration_reaches_everybody() {
+        // Kernel settings are made there and not here.
+        let Ok(netns) = Netns::new() else {
+            assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
+            return println!("skipped: network namespaces need root");
+        };
+        let families = PerFamily { v4: true, v6: false };
+        let (config, checked) = read("mode: nftables\noomScoreAdj: 0\nclusterCIDR: 10.1.0.0/16\n");
+        let status = Arc::new(Status::new(families, checked.sync_period, false));
+        let metrics = Arc::new(Metrics::new(SystemTime::now()));
+        let place = (Arc::from("node-a"), families);
+        let (live, mut tuning) =
+            Live::new((config, &checked), place, (&status, &metrics), Some(Arc::new(netns)));
+        let current = live.current().clone();
+        let before = tuning.borrow_and_update().clone();
+
+        let body = "mode: iptables\noomScoreAdj: 0\nclusterCIDR: 10.2.0.0/16\nnodePortAddresses: [192.0.2.0/24]\n\
+                    iptables: {masqueradeAll: true}\nnftables: {minSyncPeriod: 7s}\n";
+        let (config, checked) = read(&format!("{body}conntrack: {{tcpCloseWaitTimeout: 33s}}\n"));
+        live.adopt(config.clone(), checked.clone());
+        assert_eq!(*current.config(), config);
+        assert!(tuning.has_changed().expect("it lives"));
+        let after = tuning.borrow_and_update().clone();
+        assert_ne!(after.settings.detect_local, before.settings.detect_local);
+        assert_ne!(after.settings.node_port_addresses, before.settings.node_port_addresses);
+        assert_eq!(after.max_pause, checked.min_sync_period);
+        assert_eq!(after.settings.node_name, before.settings.node_name);
+        assert_eq!(live.checked().mode, Mode::Nftables, "the mode is for the next process");
+
+        live.adopt(config, checked);
+        assert!(!tuning.has_changed().expect("it lives"), "the same again is no reason to plan anew");
+    }
+}
