@@ -162,6 +162,9 @@ impl Trial<'_> {
         const SWAPS: u32 = 10;
         // Longer than any subject waits between two writes.
         const APART: Duration = Duration::from_millis(2_500);
+        // What a start brings with it, such as a search for what others left, is over by then, and is no part of a swap.
+        const WARM_UP: Duration = Duration::from_secs(40);
+        thread::sleep(WARM_UP);
         let (idle, _) = settle(&self.running.group, Duration::from_secs(15))?;
         for turn in 0..SWAPS {
             self.change_one(turn, Change::Swap)?;
