@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, ScopedJoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use lab::{
@@ -177,7 +177,7 @@ impl<'scope> Load<'scope> {
                 && asked(counts.streams, counts.stream_questions)
                 && asked(counts.flows, counts.flow_questions)
         );
-        let shown = &counts.failures[..counts.failures.len().min(10)];
+        let shown = &counts.failures[..counts.failures.len().min(20)];
         assert!(counts.failures.is_empty(), "{what}: {counts}, of them {shown:#?}");
         counts
     }
@@ -288,12 +288,19 @@ impl Worker {
 
     fn fail(&self, what: String) {
         let Line { from, to } = self.route;
-        self.counts().failures.push(format!("{from} to {to}: {what}"));
+        self.counts().failures.push(format!("{}: {from} to {to}: {what}", time_of_day()));
     }
 
     fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// As in the daemon's log, which tells what it did meanwhile.
+fn time_of_day() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.as_secs() % 86_400;
+    format!("{:02}:{:02}:{:02}.{:06}", seconds / 3600, seconds / 60 % 60, seconds % 60, now.subsec_micros())
 }
 
 /// The same endpoint, which sees the same source.

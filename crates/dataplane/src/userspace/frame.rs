@@ -98,6 +98,9 @@ impl Around<'_> {
         ];
         if self.has_ipvs {
             rules.push([is_flow_of_others(), vec![accept()]].concat());
+            // A packet that fits no connection begins none. Steered to us it would be answered with a reset, which ends the
+            // connection that IPVS carries.
+            rules.push([bits(CtKey::State, ct_state::INVALID, CmpOp::Neq), vec![accept()]].concat());
         }
         rules.push(self.firewall());
         let services = (Place::Services, Place::InsideServices, Vec::new());
