@@ -112,6 +112,18 @@ fn to_userspace() {
 fn from_userspace() {
     let Some(mut bed) = build() else { return };
     bed.start_with(&["--proxy-mode=userspace", "--userspace-drain=2s"]);
+    come_from_userspace(&mut bed);
+}
+
+/// Virtual servers that wait for connections of the time before, and their addresses, are in nobody's way.
+#[test]
+fn back_from_userspace() {
+    let Some(mut bed) = build() else { return };
+    leave_for(&mut bed, "userspace");
+    come_from_userspace(&mut bed);
+}
+
+fn come_from_userspace(bed: &mut Bed) {
     bed.under_load(Traffic::New, "userspace to ipvs", |bed, go_on| {
         bed.daemon.stop();
         go_on();

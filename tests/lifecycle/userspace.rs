@@ -33,6 +33,22 @@ fn a_restart_refuses_nobody() {
     });
 }
 
+/// As after ipvs mode, whose link has the addresses of services until the last of its connections has ended.
+#[test]
+fn a_restart_refuses_nobody_where_the_node_has_the_address() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start_with(&USERSPACE);
+    bed.command(&["ip", "address", "add", &format!("{}/32", cluster_ip(10)), "dev", "lo"]);
+    bed.under_load(Traffic::New, "restart in userspace mode, with a local address", |bed, go_on| {
+        for _ in 0..3 {
+            bed.daemon.stop();
+            go_on();
+            bed.start_with(&USERSPACE);
+            go_on();
+        }
+    });
+}
+
 #[test]
 fn the_mode_can_be_changed_and_changed_back() {
     let Some(mut bed) = Bed::build() else { return };

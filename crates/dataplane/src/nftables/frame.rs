@@ -199,10 +199,17 @@ fn refusals(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
     // What is translated to an endpoint in the node's own network ends here and never sees postrouting.
     input.extend((!in_use.timeouts_secs.is_empty()).then(record));
     let pass = vec![jump(chain::CHECK_SERVICES), jump(chain::CHECK_CLUSTER_IPS)];
+    // What this node's processes send, and userspace mode has steered to itself, still has the address of the service:
+    // while one of the two modes takes over from the other, the rules of both are there.
+    let unsteered = Statement::IsUnmarked(crate::names::userspace::MARK);
+    let sent = vec![
+        jump(chain::CHECK_SERVICES),
+        [Statement::IsNew, unsteered, Statement::Jump(chain::CHECK_CLUSTER_IPS.into())].into(),
+    ];
     vec![
         filter(hook::FILTER_INPUT, Hook::Input, FILTER, input),
-        filter(hook::FILTER_FORWARD, Hook::Forward, FILTER, pass.clone()),
-        filter(hook::FILTER_OUTPUT, Hook::Output, FILTER, pass),
+        filter(hook::FILTER_FORWARD, Hook::Forward, FILTER, pass),
+        filter(hook::FILTER_OUTPUT, Hook::Output, FILTER, sent),
         Chain::regular(chain::CHECK_NODE_PORTS, check(addresses(around, around.loopback), Space::NodePort)),
         Chain::regular(chain::CHECK_SERVICES, check(Vec::new(), Space::Service)),
         Chain::regular(chain::CHECK_CLUSTER_IPS, cluster_ips),

@@ -54,8 +54,18 @@ fn statement(family: Family, exprs: &[Expr]) -> Option<(Statement, &[Expr])> {
         {
             (Statement::IsTranslated, rest)
         }
-        [Expr::Meta { key: MetaKey::Mark, .. }, Expr::Bitwise { mask, .. }, Expr::Cmp { .. }, rest @ ..] => {
-            (Statement::IsMarked(number(mask)?), rest)
+        [
+            Expr::Meta { key: MetaKey::Mark, .. },
+            Expr::Bitwise { mask, .. },
+            Expr::Cmp { op, .. },
+            rest @ ..,
+        ] => {
+            let bit = number(mask)?;
+            let statement = match op {
+                CmpOp::Eq => Statement::IsUnmarked(bit),
+                _ => Statement::IsMarked(bit),
+            };
+            (statement, rest)
         }
         [
             Expr::Meta { key: MetaKey::Mark, .. },

@@ -35,15 +35,19 @@ impl Lowering {
         match statement {
             Statement::IsNew => {
                 self.exprs.push(Expr::Ct { key: CtKey::State, direction: None, dst: FIRST });
-                self.has_bit(ct_state::NEW);
+                self.has_bit(ct_state::NEW, true);
             }
             Statement::IsTranslated => {
                 self.exprs.push(Expr::Ct { key: CtKey::Status, direction: None, dst: FIRST });
-                self.has_bit(ct_status::DST_NAT);
+                self.has_bit(ct_status::DST_NAT, true);
             }
             Statement::IsMarked(bit) => {
                 self.exprs.push(Expr::Meta { key: MetaKey::Mark, dst: FIRST });
-                self.has_bit(*bit);
+                self.has_bit(*bit, true);
+            }
+            Statement::IsUnmarked(bit) => {
+                self.exprs.push(Expr::Meta { key: MetaKey::Mark, dst: FIRST });
+                self.has_bit(*bit, false);
             }
             Statement::IsLocal(field) => {
                 let flags = if *field == Field::Source { FibFlags::SADDR } else { FibFlags::DADDR };
@@ -93,10 +97,10 @@ impl Lowering {
         at
     }
 
-    fn has_bit(&mut self, bit: u32) {
+    fn has_bit(&mut self, bit: u32, has: bool) {
         let mask = bit.to_ne_bytes().into();
         self.exprs.push(Expr::Bitwise { src: FIRST, dst: FIRST, mask, xor: vec![0; 4] });
-        self.compare(false, vec![0; 4]);
+        self.compare(!has, vec![0; 4]);
     }
 
     fn compare(&mut self, equal: bool, value: Vec<u8>) {

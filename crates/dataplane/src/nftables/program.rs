@@ -68,6 +68,8 @@ pub enum Statement {
     IsTranslated,
     /// `meta mark & BIT != 0`
     IsMarked(u32),
+    /// `meta mark & BIT == 0`
+    IsUnmarked(u32),
     /// `fib daddr type local` or `fib saddr type local`
     IsLocal(Field),
     /// `iifname "NAME"`, `iifname != "NAME"`; with a `*` at the end if it is only a prefix.

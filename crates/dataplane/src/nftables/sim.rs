@@ -324,6 +324,7 @@ impl<'a> Walk<'a> {
             Statement::IsNew => Step::On,
             Statement::IsTranslated => on_if(state.translated),
             Statement::IsMarked(bit) => on_if(state.mark & bit != 0),
+            Statement::IsUnmarked(bit) => on_if(state.mark & bit == 0),
             Statement::IsLocal(Field::Source) => on_if((self.is_local)(state.source)),
             Statement::IsLocal(_) => on_if((self.is_local)(state.destination)),
             Statement::Arrives { on, prefix, is } => {

@@ -99,6 +99,7 @@ impl Statement {
             Statement::IsNew => "ct state new".into(),
             Statement::IsTranslated => "ct status dnat".into(),
             Statement::IsMarked(bit) => format!("meta mark & {bit:#010x} != 0x00000000"),
+            Statement::IsUnmarked(bit) => format!("meta mark & {bit:#010x} == 0x00000000"),
             Statement::IsLocal(Field::Source) => "fib saddr type local".into(),
             Statement::IsLocal(_) => "fib daddr type local".into(),
             Statement::Arrives { on, prefix, is } => {
