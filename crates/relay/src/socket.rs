@@ -100,7 +100,6 @@ pub(crate) fn dial(endpoint: SocketAddr) -> io::Result<OwnedFd> {
     let socket: OwnedFd = open(endpoint, Transport::Tcp)?.into();
     rnet::sockopt::set_tcp_nodelay(&socket, true)?;
     put_acknowledgements_off(&socket);
-    bound_unread(&socket);
     match rnet::connect(&socket, &endpoint) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -161,21 +160,12 @@ pub(crate) fn acknowledge(socket: impl AsFd) {
 }
 
 /// Megabytes that wait in buffers have left the processor's cache by the time somebody copies them (bench/README.md has
-/// what it costs), so no more than [`WAITING`] waits to be sent. What is under way does not count: a distant client gets
-/// as much as ever.
+/// what it costs), so no more than this waits to be sent. What is under way does not count: a distant client gets as much
+/// as ever.
 fn bound_unsent(socket: &Socket) {
-    let _ = socket.set_tcp_notsent_lowat(WAITING as u32);
+    const WAITING: u32 = 1 << 20;
+    let _ = socket.set_tcp_notsent_lowat(WAITING);
 }
-
-/// The same for what waits to be read from an endpoint, which is near.
-fn bound_unread(socket: impl AsFd) {
-    // Without the privilege it could be had up to `net.core.rmem_max` only, which may be far less; then the kernel's own
-    // choice is better.
-    let _ = setsockopt(&socket, sockopt::RcvBufForce, &WAITING);
-}
-
-/// Enough for 8 Gbit/s from an endpoint that answers within a millisecond.
-const WAITING: usize = 1 << 20;
 
 /// Closes with a reset: the peer learns that this was no orderly end.
 pub(crate) fn reset(socket: OwnedFd) {
