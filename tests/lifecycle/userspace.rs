@@ -23,7 +23,11 @@ const USERSPACE: [&str; 2] = ["--proxy-mode=userspace", "--userspace-drain=2s"];
 fn a_restart_refuses_nobody() {
     let Some(mut bed) = Bed::build() else { return };
     bed.start_with(&USERSPACE);
-    bed.under_load(Traffic::New, "restart in userspace mode", |bed, go_on| {
+    restart(&mut bed, "restart in userspace mode");
+}
+
+fn restart(bed: &mut Bed, what: &str) {
+    bed.under_load(Traffic::New, what, |bed, go_on| {
         for _ in 0..3 {
             bed.daemon.stop();
             go_on();
@@ -39,14 +43,7 @@ fn a_restart_refuses_nobody_where_the_node_has_the_address() {
     let Some(mut bed) = Bed::build() else { return };
     bed.start_with(&USERSPACE);
     bed.command(&["ip", "address", "add", &format!("{}/32", cluster_ip(10)), "dev", "lo"]);
-    bed.under_load(Traffic::New, "restart in userspace mode, with a local address", |bed, go_on| {
-        for _ in 0..3 {
-            bed.daemon.stop();
-            go_on();
-            bed.start_with(&USERSPACE);
-            go_on();
-        }
-    });
+    restart(&mut bed, "restart in userspace mode, with a local address");
 }
 
 #[test]
