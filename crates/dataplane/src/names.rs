@@ -29,6 +29,9 @@ pub mod userspace {
     pub const ROUTES: u32 = 20_043;
     /// Where the rule stands that leads there.
     pub const PRIORITY: u32 = 43;
+    /// What routes of ours in tables of others say of who wrote them (`ip route` shows it as `proto`). Nobody else's as far
+    /// as iproute2 knows.
+    pub const ORIGIN: u8 = 43;
     /// What arrives: to a listener, if it is for a frontend.
     pub const STEER_PREROUTING: &str = "steer-prerouting";
     /// What this node's own processes send: marked, so that it arrives here.

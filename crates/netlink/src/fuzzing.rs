@@ -8,7 +8,7 @@ use crate::{
     codec::{Message, Reader, each_attr},
     conntrack::Flow,
     ipset, ipvs, legacy, nft,
-    route::{AddressChange, Link, read_address_change},
+    route::{AddressChange, Link, ListedRoute, read_address_change},
 };
 
 /// Runs every decoder on `bytes`: as a datagram, as the body of each kind of message, and as attributes.
@@ -31,6 +31,7 @@ fn decode_message(message: &Message<'_>) {
     Ack::read(message).ok();
     Flow::read(message).ok();
     Link::read(message).ok();
+    ListedRoute::read(message).ok();
     accounts::read(message).ok();
     ipset::read_set(message, None).ok();
     // Its messages have no kind of their own.
@@ -44,8 +45,8 @@ fn decode_message(message: &Message<'_>) {
 
 const ACK_TLVS: u16 = 0x200;
 
-/// Ends and errors, links and addresses, flows, IP sets, and everything of nf_tables.
-const KINDS: [u16; 26] = [
-    2, 3, 16, 20, 21, 0x100, 0x607, 0xa00, 0xa02, 0xa03, 0xa05, 0xa06, 0xa08, 0xa09, 0xa0b, 0xa0c, 0xa0e,
+/// Ends and errors, links, addresses and routes, flows, IP sets, and everything of nf_tables.
+const KINDS: [u16; 27] = [
+    2, 3, 16, 20, 21, 24, 0x100, 0x607, 0xa00, 0xa02, 0xa03, 0xa05, 0xa06, 0xa08, 0xa09, 0xa0b, 0xa0c, 0xa0e,
     0xa0f, 0xa10, 0xa11, 0xa12, 0xa14, 0xa15, 0xa16, 0xa18, 0xaff,
 ];

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Reads and writes the table, the rule and the route of a family.
+//! Reads and writes the table of a family.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::collections::BTreeSet;
 
 use model::Family;
 use netlink::{
     Transport,
     nft::{self, Batch, Create, Delete, Element, Nft, TableRef, Visit},
-    route::{MarkRule, Route, RouteKind, RouteSpec},
 };
 
 use super::{
@@ -20,10 +16,7 @@ use super::{
 };
 use crate::{
     Applied, Error,
-    names::{
-        self,
-        userspace::{MARK, PRIORITY, ROUTES, TABLE},
-    },
+    names::{self, userspace::TABLE},
     nftables::{program::Bytes, wire},
 };
 
@@ -195,43 +188,4 @@ fn element(placed: &Placed) -> Element<'_> {
         Some(last) => Element::range(&placed.1, last),
         None => Element::key(&placed.1),
     }
-}
-
-/// Makes what is marked this node's own.
-pub(super) fn add_routes(family: Family) -> Result<(), Error> {
-    let failed =
-        |error| Error::kernel("add", format!("the routes of what is marked, {}", wire(family)), error);
-    let mut route = Route::open().map_err(failed)?;
-    let lo = route.link_index("lo").map_err(failed)?;
-    let is_there = |outcome: Result<(), netlink::Error>| match outcome {
-        Err(error) if !error.already_exists() => Err(error),
-        _ => Ok(()),
-    };
-    is_there(route.add_route(&everything(family).dev(lo))).map_err(failed)?;
-    is_there(route.add_rule(&rule(family))).map_err(failed)
-}
-
-/// Removes rule and route; nothing where there is none.
-pub(super) fn remove_routes(family: Family) -> Result<(), Error> {
-    let failed =
-        |error| Error::kernel("delete", format!("the routes of what is marked, {}", wire(family)), error);
-    let mut route = Route::open().map_err(failed)?;
-    let is_gone = |outcome: Result<(), netlink::Error>| match outcome {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
-    };
-    is_gone(route.delete_rule(&rule(family))).map_err(failed)?;
-    is_gone(route.delete_route(&everything(family))).map_err(failed)
-}
-
-fn everything(family: Family) -> RouteSpec {
-    let any: IpAddr = match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    RouteSpec { kind: RouteKind::Local, table: Some(ROUTES), ..RouteSpec::to(any, 0) }
-}
-
-fn rule(family: Family) -> MarkRule {
-    MarkRule { family: wire(family), priority: PRIORITY, mark: MARK, table: ROUTES }
 }

@@ -4,8 +4,8 @@
 //!
 //! # Layout of the code
 //!
-//! Pure: `elements` and `frame` (from the Plan to sets and rules). Effects: `kernel` reads and writes them and the routes,
-//! `book` tells the relay which frontend leads where, `carrier` starts it, `release` lets go, `watch` sees what others do.
+//! Pure: `elements` and `frame` (from the Plan to sets and rules). Effects: `kernel` reads and writes them, `routes` makes what
+//! is steered the node's own, `book` tells the relay which frontend leads where, `carrier` starts it, `release` lets go, `watch` sees what others do.
 //! `bind` is the other way: listeners on the service addresses themselves.
 
 mod bind;
@@ -16,6 +16,7 @@ mod frame;
 mod kernel;
 mod options;
 mod release;
+mod routes;
 mod watch;
 
 use std::{
@@ -115,7 +116,7 @@ impl<T: Transport> Userspace<T> {
         let mut known = PerFamily::default();
         self.note(plan, &mut plan.frontends().map(|(frontend, _)| *frontend), None);
         for family in self.families() {
-            kernel::add_routes(family)?;
+            routes::add(family)?;
             let mut holdings = kernel::read(&mut self.nft, family)?;
             let wanted = elements::all(plan, family);
             let removed: Vec<Placed> = holdings.elements.difference(&wanted).copied().collect();
@@ -213,7 +214,7 @@ impl<T: Transport> Dataplane for Userspace<T> {
                 }
                 _ => (),
             }
-            errors.extend(kernel::remove_routes(family).err());
+            errors.extend(routes::remove(family).err());
         }
         errors.extend(bind::delete().map_err(|error| Error::kernel("delete", LINK, error)).err());
         Error::collect(errors)

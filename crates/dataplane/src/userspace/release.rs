@@ -15,7 +15,7 @@ use super::{
     Carrier,
     bind::{Flag, delete, is_raised},
     elements::Place,
-    kernel,
+    kernel, routes,
 };
 use crate::{
     Error,
@@ -110,7 +110,7 @@ pub(super) fn leave_steering<T: Transport>(nft: &mut Nft<T>, report: &mut Report
             Err(error) if error.is_not_found() => (),
             Err(error) => report.failed.push(format!("table {} {TABLE}: {error}", wire(family))),
         }
-        if let Err(error) = kernel::remove_routes(family) {
+        if let Err(error) = routes::remove(family) {
             report.failed.push(error.to_string());
         }
     }

@@ -4,16 +4,13 @@
 
 use std::net::IpAddr;
 
-use super::{RTA_DST, RTA_OIF, RTM_NEWROUTE, Route, family_of, write_address};
+use super::{RTA_DST, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, Route, RouteKind, family_of, write_address};
 use crate::{
     attr::{NLM_F_ACK, Writer},
     codec::{Message, Reader, each_attr},
     error::Error,
     socket::Transport,
 };
-
-const RTM_GETROUTE: u16 = 26;
-const RTN_LOCAL: u8 = 2;
 
 /// Where a packet would go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,5 +53,5 @@ fn read(message: &Message<'_>) -> Result<Option<Way>, Error> {
         }
         Ok(())
     })?;
-    Ok(if header[7] == RTN_LOCAL { Some(Way::Here) } else { link.map(Way::Link) })
+    Ok(if header[7] == RouteKind::Local as u8 { Some(Way::Here) } else { link.map(Way::Link) })
 }

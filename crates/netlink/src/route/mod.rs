@@ -4,12 +4,14 @@
 
 mod address;
 mod link;
+mod listing;
 mod lookup;
 mod monitor;
 mod rule;
 
 pub use address::Address;
 pub use link::{Link, LinkKind};
+pub use listing::ListedRoute;
 pub use lookup::Way;
 pub use monitor::{AddressChange, AddressMonitor};
 pub use rule::MarkRule;
@@ -29,6 +31,7 @@ use crate::{
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
 
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -39,6 +42,7 @@ const RTA_TABLE: u16 = 15;
 const RT_TABLE_UNSPEC: u8 = 0;
 const RT_TABLE_MAIN: u8 = 254;
 const RT_TABLE_LOCAL: u8 = 255;
+/// Written by an administrator, or by a program that does not say which.
 const RTPROT_BOOT: u8 = 3;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
@@ -80,20 +84,35 @@ pub struct RouteSpec {
     pub source: Option<IpAddr>,
     /// Another table than usual.
     pub table: Option<u32>,
+    /// Who wrote it, by a number that every program chooses for itself. Only a route with the same one is deleted.
+    pub origin: u8,
 }
 
 /// What happens to packets on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteKind {
     /// They are sent on.
-    Unicast,
+    Unicast = 1,
     /// They are for this machine.
-    Local,
+    Local = 2,
     /// They are dropped without a word.
-    Blackhole,
+    Blackhole = 6,
     /// They are dropped, and the sender is told.
-    Unreachable,
+    Unreachable = 7,
 }
+
+impl RouteKind {
+    fn from_number(number: u8) -> Option<RouteKind> {
+        [RouteKind::Unicast, RouteKind::Local, RouteKind::Blackhole, RouteKind::Unreachable]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+    }
+}
+
+/// The table of the addresses of this machine.
+pub const LOCAL_TABLE: u32 = RT_TABLE_LOCAL as u32;
+/// The table of routes that name no other.
+pub const MAIN_TABLE: u32 = RT_TABLE_MAIN as u32;
 
 impl RouteSpec {
     /// A route to these destinations, still without gateway and link.
@@ -106,6 +125,7 @@ impl RouteSpec {
             onlink: false,
             source: None,
             table: None,
+            origin: RTPROT_BOOT,
         }
     }
 
@@ -121,20 +141,15 @@ impl RouteSpec {
 
     fn write(&self, w: &mut Writer) {
         let (address, prefix_len) = self.destination;
-        let (kind, table) = match self.kind {
-            RouteKind::Unicast => (1, RT_TABLE_MAIN),
-            RouteKind::Local => (2, RT_TABLE_LOCAL),
-            RouteKind::Blackhole => (6, RT_TABLE_MAIN),
-            RouteKind::Unreachable => (7, RT_TABLE_MAIN),
-        };
+        let usual = if self.kind == RouteKind::Local { RT_TABLE_LOCAL } else { RT_TABLE_MAIN };
         let scope = match (self.kind, self.gateway) {
             (RouteKind::Local, _) => RT_SCOPE_HOST,
             (RouteKind::Unicast, None) => RT_SCOPE_LINK,
             _ => RT_SCOPE_UNIVERSE,
         };
-        let table = if self.table.is_some() { RT_TABLE_UNSPEC } else { table };
+        let table = self.table.map_or(usual, table_in_header);
         let flags = if self.onlink { RTNH_F_ONLINK } else { 0 };
-        w.raw(&[family_of(address).number(), prefix_len, 0, 0, table, RTPROT_BOOT, scope, kind]);
+        w.raw(&[family_of(address).number(), prefix_len, 0, 0, table, self.origin, scope, self.kind as u8]);
         w.raw(&flags.to_ne_bytes());
         if prefix_len > 0 {
             write_address(w, RTA_DST, address);
@@ -179,6 +194,11 @@ impl<T: Transport> Route<T> {
     ) -> Result<(), Error> {
         self.channel.exchange(what, (kind, flags | NLM_F_ACK), fill, |_| Ok(()))
     }
+}
+
+/// What the header has place for; the rest is told by an attribute.
+fn table_in_header(table: u32) -> u8 {
+    u8::try_from(table).unwrap_or(RT_TABLE_UNSPEC)
 }
 
 fn write_address(w: &mut Writer, kind: u16, address: IpAddr) {
