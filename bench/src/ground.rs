@@ -71,6 +71,18 @@ impl Namespace {
         self.run(|| fs::write(&path, value))?.with_context(|| format!("writing {value} to {path}"))
     }
 
+    /// A link sends no more than so many gigabits a second from now on.
+    fn limit(&self, link: &str, gbit: u32) -> Result<()> {
+        let rate = format!("{gbit}gbit");
+        // Room for a few of the largest segments, so that they need not be cut.
+        let bucket = ["tbf", "rate", &rate, "burst", "1mb", "latency", "5ms"];
+        let mut command = Command::new("tc");
+        command.args(["qdisc", "replace", "dev", link, "root"]).args(bucket);
+        let status = self.run(|| command.status())?.context("running tc, of the package iproute2")?;
+        anyhow::ensure!(status.success(), "tc cannot limit {link}");
+        Ok(())
+    }
+
     fn route(&self) -> Result<Route> {
         Ok(Route::open_in(&self.0)?)
     }
@@ -139,6 +151,16 @@ impl Ground {
             control.link((UPLINK, CONTROL), node, ("control", NODE))?;
         }
         Ok(ground)
+    }
+}
+
+impl Ground {
+    /// The cables of client and sink carry no more than so many gigabits a second, each way.
+    pub fn limit(&self, gbit: u32) -> Result<()> {
+        let Ground { node, client, sink, .. } = self;
+        [(node, "client"), (client, "eth0"), (node, "sink"), (sink, "eth0")]
+            .into_iter()
+            .try_for_each(|(namespace, link)| namespace.limit(link, gbit))
     }
 }
 

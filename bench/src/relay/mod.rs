@@ -47,6 +47,9 @@ pub struct Options {
     /// Client, proxy and endpoint in network namespaces of their own, as on a node; else all on one loopback
     #[arg(long)]
     routed: bool,
+    /// With --routed: cables that carry so many gigabits a second, as a node has them; else as many as the processors can
+    #[arg(long, requires = "routed")]
+    link_gbit: Option<u32>,
     /// Keep the table in this file too
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -80,8 +83,9 @@ impl Places {
         Ok(Places { client: one.clone(), node: one.clone(), endpoint: one, node_ip: ip, endpoint_ip: ip })
     }
 
-    fn routed() -> Result<Places> {
+    fn routed(link_gbit: Option<u32>) -> Result<Places> {
         let ground = Ground::new(None)?;
+        link_gbit.map_or(Ok(()), |gbit| ground.limit(gbit))?;
         let (client, node, endpoint) = (ground.client.clone(), ground.node.clone(), ground.sink.clone());
         Ok(Places { client, node, endpoint, node_ip: NODE_TO_CLIENT.into(), endpoint_ip: SINK.into() })
     }
@@ -99,7 +103,7 @@ impl Places {
 /// Measures, and prints a table.
 pub fn run(options: &Options) -> Result<()> {
     let descriptors = ::relay::relay::descriptors(1 << 20);
-    let places = if options.routed { Places::routed()? } else { Places::on_loopback()? };
+    let places = if options.routed { Places::routed(options.link_gbit)? } else { Places::on_loopback()? };
     places.have_many_ports()?;
     let text = places.node.run(|| measure(options, &places, descriptors))??;
     print!("{text}");
@@ -153,8 +157,9 @@ fn cpu_of_ends(endpoint: &Endpoint) -> Result<f64> {
 
 fn table(options: &Options, subjects: &[Subject], figures: &[Figures]) -> String {
     let machine = Machine::this();
+    let cables = options.link_gbit.map_or(String::new(), |gbit| format!(", cables of {gbit} Gbit/s"));
     let mut text = format!(
-        "Relay, {}: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
+        "Relay, {}{cables}: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
         if options.routed { "client, proxy and endpoint in a namespace each" } else { "all on one loopback" },
         options.rounds,
         options.seconds,
