@@ -275,6 +275,7 @@ impl<T: Transport> Nft<T> {
         let mut patience = ATTEMPTS;
         retry(|| {
             patience -= 1;
+            self.await_commits()?;
             visit(Visit::Start);
             let mut seen = Seen::default();
             self.dump(("list elements", msg::GETSETELEM), table.family, ask, |attrs| {
@@ -291,6 +292,14 @@ impl<T: Transport> Nft<T> {
             }
             Ok(())
         })
+    }
+
+    /// Returns when no commit is under way. A new generation begins before what the commit removes is gone: the kernel counts
+    /// what it removes as long as it is there, and a listing that began in between would pass over as many elements as go
+    /// meanwhile, without a word.
+    fn await_commits(&mut self) -> Result<(), Error> {
+        // A batch waits for the lock that whoever commits holds. An empty one changes nothing, and is not answered.
+        self.channel.transport_mut().send(Batch::new().bytes())
     }
 
     /// Visits the elements with these keys, in their order: a look at a part of a set that costs no more than the part.
