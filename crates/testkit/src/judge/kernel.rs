@@ -11,7 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::{Config, Dataplane, Mode, Scope, conntrack::Sweeper, xtables::Variant};
+use dataplane::{
+    Applied, Config, Dataplane, Error, Mode, Scope,
+    conntrack::Sweeper,
+    xtables::{Failure, Variant},
+};
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
 use model::{Address, Changes, Frontend, Plan, Protocol, Update, Verdict};
 
@@ -23,6 +27,8 @@ use crate::{
 
 /// How long to wait for what must come. Long, because a busy machine is no reason to fail.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for other scenarios, on a machine of usual speed.
+const LOCK: Duration = Duration::from_secs(10);
 /// How long to wait for what must not come. Short: a slow answer then goes unnoticed, but is never taken for one.
 const SILENCE: Duration = Duration::from_millis(300);
 /// The same for TCP over IPv6: an ICMP error that comes back while `connect` still holds the socket, as it does over a
@@ -142,7 +148,7 @@ impl Judge for Kernel {
         let dataplane = &mut self.dataplane;
         let node = self.lab.netns("node-a").map_err(text)?;
         node.run(|| {
-            dataplane.apply(plan, scope).map_err(text)?;
+            apply(&mut **dataplane, plan, scope)?;
             sweep(plan, changes)
         })
         .map_err(text)?
@@ -218,7 +224,7 @@ impl Judge for Kernel {
         let applied = node
             .run(|| {
                 let mut fresh = dataplane::open(mode, config).map_err(text)?;
-                fresh.apply(plan, Scope::All).map_err(text)
+                apply(&mut *fresh, plan, Scope::All)
             })
             .map_err(text)??;
         // Chains that are idle now may be left for a full turn to remove; elements may not.
@@ -227,6 +233,19 @@ impl Judge for Kernel {
         }
         Err(format!("a new process would change what it finds: {applied:?}"))
     }
+}
+
+/// As a caller has to: what fails because others have the lock of the iptables tools is tried again, and then in full. All
+/// scenarios that run at once share it.
+fn apply(dataplane: &mut dyn Dataplane, plan: &Plan, scope: Scope<'_>) -> Result<Applied, String> {
+    let until = Instant::now() + LOCK * slowness();
+    let mut outcome = dataplane.apply(plan, scope);
+    while let Err(Error::Tool { source: Failure::Locked { .. }, .. }) = &outcome
+        && Instant::now() < until
+    {
+        outcome = dataplane.apply(plan, Scope::All);
+    }
+    outcome.map_err(text)
 }
 
 impl Kernel {
