@@ -159,16 +159,19 @@ fn no_packet_filter_is_needed() {
 }
 
 /// The kernel goes on to translate what is open as long as a family has any chain of type nat and something that asks for
-/// the state of flows. `--userspace-bind` has neither, so that whoever wants to keep what another mode translated brings them.
+/// the state of flows. `--userspace-bind` has neither, and so brings them for as long as there is something to translate.
 #[test]
-fn what_is_translated_goes_on_while_there_is_a_nat_chain() {
+fn what_is_translated_goes_on_until_it_ends() {
     let Some(mut bed) = Bed::build() else { return };
+    // The kernel remembers a flow for minutes after its end, and the tables stay as long.
+    for name in ["tcp_timeout_time_wait", "tcp_timeout_close", "tcp_timeout_last_ack", "udp_timeout_stream"] {
+        bed.command(&["sysctl", "-q", "-w", &format!("net.netfilter.nf_conntrack_{name}=5")]);
+    }
     bed.start();
+    let lab = Arc::clone(&bed.lab);
+    let mut open = open_connection(&lab);
+    let keeps = |bed: &Bed| bed.command(&["nft", "list", "tables"]).contains("portolan-keep");
     bed.under_load(Traffic::All, "from nftables mode to listeners on service addresses", |bed, go_on| {
-        for family in ["ip", "ip6"] {
-            let chain = "{ type nat hook prerouting priority -100; ct state established accept; }";
-            bed.command(&["nft", &format!("table {family} keep {{ chain translating {chain}; }}")]);
-        }
         bed.daemon.stop();
         bed.start_with(&BIND);
         go_on();
@@ -177,7 +180,21 @@ fn what_is_translated_goes_on_while_there_is_a_nat_chain() {
             _ => Ok(()),
         });
         go_on();
+        assert!(keeps(bed), "streams are open");
     });
+    bed.daemon.stop();
+    bed.start_with(&BIND);
+    eventually("it is found again, with the stream", || match bed.daemon.said() {
+        said if said.contains("portolan-keep stays") => Ok(()),
+        said => Err(said),
+    });
+    assert!(keeps(&bed) && matches!(open.ask(Duration::from_secs(5)), Answer::Answered(_)));
+    drop(open);
+    eventually("nothing of a packet filter is left", || match bed.command(&["nft", "list", "ruleset"]) {
+        rules if rules.is_empty() => Ok(()),
+        rules => Err(rules),
+    });
+    assert!(bed.daemon.said().contains("nobody needs any more"), "{}", bed.daemon.said());
 }
 
 /// As in an upgrade that starts the new program before it ends the old: new clients are refused by neither, and a

@@ -78,9 +78,8 @@ fn modes_take_over_under_load() {
     let modes = modes();
     for (old, new) in modes.iter().flat_map(|old| modes.iter().map(move |new| (*old, *new))) {
         // The variants of one mode are not to be changed between: the kernel obeys both. What a process carries ends with
-        // it, so that from the userspace mode one gets away by its end (tests/lifecycle). And where that mode does without
-        // a packet filter, nobody translates the open connections of the mode before any more.
-        if old.0 != new.0 && old.0 != Mode::Userspace && new.1 != Flavour::Bind {
+        // it, so that from the userspace mode one gets away by its end (tests/lifecycle).
+        if old.0 != new.0 && old.0 != Mode::Userspace {
             change(old, new);
         }
     }
@@ -106,13 +105,13 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
         })
         .expect("entered")
     };
-    let remove = |own: Mode| {
+    let remove = |keep: &mut Option<leftovers::Keep>| {
         let node = lab.netns("node-a").expect("node-a");
         let mut reports = Vec::new();
         if let Flavour::Tools(variant) = new.1 {
             reports.push(node.run(|| leftovers::unite(variant)).expect("entered"));
         }
-        reports.push(node.run(|| leftovers::remove(Some(own))).expect("entered"));
+        reports.push(node.run(|| leftovers::remove(Some(new.0), keep.as_mut())).expect("entered"));
         assert!(reports.iter().all(|it| it.failed.is_empty()), "{old:?} to {new:?}: {reports:?}");
     };
     let _first = serve(old);
@@ -125,15 +124,16 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
         LINES.iter().for_each(|line| drop(scope.spawn(|| load.run(&lab, line))));
         load.go_on();
         let second = serve(new);
+        let mut keep = second.keep();
         load.go_on();
-        remove(new.0);
+        remove(&mut keep);
         load.go_on();
         // What was open stays open, also when it is looked at again.
         for (stream, line) in streams.iter_mut().zip(LINES) {
             let answer = stream.ask(PATIENCE);
             assert!(matches!(answer, Answer::Answered(_)), "{old:?} to {new:?}, {line:?}: {answer:?}");
         }
-        remove(new.0);
+        remove(&mut keep);
         load.go_on();
         second
     });

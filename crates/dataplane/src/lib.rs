@@ -76,6 +76,11 @@ pub trait Dataplane: Send {
         None
     }
 
+    /// What keeps open connections translated that a mode before began. `None` where this one has chains to do so.
+    fn keep(&self) -> Option<leftovers::Keep> {
+        None
+    }
+
     /// How long others have been waited for since this was last asked, also where it was in vain.
     fn take_lock_wait(&mut self) -> Duration {
         Duration::ZERO

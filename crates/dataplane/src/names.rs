@@ -47,6 +47,8 @@ pub mod userspace {
         ["hide-input-from-ipvs", "show-input-again", "hide-output-from-ipvs", "show-output-again"];
     /// The link that has the service addresses where we listen on them.
     pub const LINK: &str = "portolan0";
+    /// The table, one in each family, by which the kernel goes on with what a mode before translated, while we listen there.
+    pub const KEEP: &str = "portolan-keep";
     /// A socket in the abstract namespace, held by the process that listens on them.
     pub const LISTENS: &str = "portolan-listens";
     /// The same, held by one that has open connections and was told to end.

@@ -17,7 +17,9 @@ use model::{Address, Family, Frontend, Plan, Protocol, Verdict};
 use relay::{Listen, Relay, Settings, Transport};
 
 use crate::{
-    Abilities, Applied, Audited, Dataplane, Error, Meter, Mode, Scope, Watch, names,
+    Abilities, Applied, Audited, Dataplane, Error, Meter, Mode, Scope, Watch,
+    leftovers::Keep,
+    names,
     userspace::book::{Book, Side},
     xtables::Variant,
 };
@@ -152,6 +154,10 @@ impl Dataplane for Relieved {
 
     fn take_lock_wait(&mut self) -> Duration {
         self.inner.take_lock_wait()
+    }
+
+    fn keep(&self) -> Option<Keep> {
+        self.inner.keep()
     }
 
     fn variant(&self) -> Option<Variant> {

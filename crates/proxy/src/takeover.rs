@@ -16,7 +16,7 @@ use std::{
 
 use dataplane::{
     Mode,
-    leftovers::{self, Report},
+    leftovers::{self, Keep, Report},
     xtables::Variant,
 };
 
@@ -28,6 +28,8 @@ use crate::{
 /// The waits between one look and the next; the last one for ever after.
 const WAITS: [Duration; 4] =
     [Duration::from_secs(5), Duration::from_secs(30), Duration::from_secs(300), Duration::from_secs(3600)];
+/// None is longer while something goes later by itself.
+const WAITING: Duration = Duration::from_secs(30);
 
 /// Ends the looking when dropped.
 #[derive(Debug)]
@@ -40,21 +42,23 @@ pub struct Successor {
     pub mode: Mode,
     /// The iptables it writes with, if it does.
     pub variant: Option<Variant>,
+    /// What keeps open connections translated, where it has no chains to do so.
+    pub keep: Option<Keep>,
     pub metrics: Arc<Metrics>,
     pub events: Recorder,
 }
 
 /// Starts to look, on a thread of its own, in the network namespace of this one.
-pub fn begin(successor: Successor) -> Takeover {
+pub fn begin(mut successor: Successor) -> Takeover {
     let (alive, ended) = channel();
     let thread = thread::Builder::new().name("takeover".to_owned());
-    if let Err(error) = thread.spawn(move || look(&successor, &ended)) {
+    if let Err(error) = thread.spawn(move || look(&mut successor, &ended)) {
         tracing::warn!(%error, "cannot start a thread; what another proxy left stays until the next start");
     }
     Takeover { _alive: alive }
 }
 
-fn look(successor: &Successor, ended: &Receiver<()>) {
+fn look(successor: &mut Successor, ended: &Receiver<()>) {
     let mut looks = 0;
     let mut told = Report::default();
     loop {
@@ -64,19 +68,25 @@ fn look(successor: &Successor, ended: &Receiver<()>) {
             report = leftovers::unite(variant);
             tell_split(successor, variant, &report);
         }
-        let others = leftovers::remove(Some(successor.mode));
+        let others = leftovers::remove(Some(successor.mode), successor.keep.as_mut());
         report.removed.extend(others.removed);
         report.kept.extend(others.kept);
         report.failed.extend(others.failed);
         report.waits |= others.waits;
         tell(looks, &report, &told);
+        let wait = pause(looks, &report);
         told = report;
-        let wait = WAITS[looks.min(WAITS.len() - 1)];
         looks += 1;
         if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
             return;
         }
     }
+}
+
+/// How long after this look the next one is.
+fn pause(looks: usize, report: &Report) -> Duration {
+    let wait = WAITS[looks.min(WAITS.len() - 1)];
+    if report.waits { wait.min(WAITING) } else { wait }
 }
 
 /// Rules in the tables of both variants: the kernel obeys both, and nobody sees the whole.
@@ -113,5 +123,18 @@ fn tell(looks: usize, report: &Report, told: &Report) {
     }
     for failure in report.failed.iter().filter(|failure| !told.failed.contains(failure)) {
         tracing::warn!("something another proxy left cannot be removed: {failure}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_looked_at_often() {
+        let (done, waits) = (Report::default(), Report { waits: true, ..Report::default() });
+        let pauses = |report: &Report| [0, 1, 2, 3, 9].map(|looks| pause(looks, report).as_secs());
+        assert_eq!(pauses(&done), [5, 30, 300, 3600, 3600]);
+        assert_eq!(pauses(&waits), [5, 30, 30, 30, 30]);
     }
 }

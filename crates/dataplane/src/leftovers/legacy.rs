@@ -80,6 +80,13 @@ fn present(family: Family) -> Vec<Table> {
     [Table::Filter, Table::Nat, Table::Mangle].into_iter().filter(is_there).collect()
 }
 
+/// Whether there are doomed chains, as far as the kernel tells without the tools.
+pub(super) fn is_there(family: Family, is_doomed: &dyn Fn(&str) -> bool) -> bool {
+    let Ok(names) = netlink::legacy::Tables::open(crate::nftables::wire(family)) else { return false };
+    let has_some = |table: &Table| names.read(table.name()).is_ok_and(|held| held.chains().any(is_doomed));
+    present(family).iter().any(has_some)
+}
+
 /// Whether kube-proxy's rules are here.
 pub(super) fn serves(family: Family) -> bool {
     let Ok(mut tools) = xtables::find_variant(&xtables::SEARCH, Variant::Legacy) else { return false };

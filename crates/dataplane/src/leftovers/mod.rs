@@ -13,10 +13,12 @@
 //! - `nft`: tables of nftables modes, and chains that the nft variant of iptables wrote; by netlink
 //! - `legacy`: chains in tables of the legacy variant; by its tools
 //! - `ipvs`: virtual servers, their link and their sets; by netlink
+//! - `keep`: what goes on to be translated, where nobody takes the place of what goes
 //! - `fate`: which chains go and which stay; pure
 
 mod fate;
 mod ipvs;
+mod keep;
 mod legacy;
 mod nft;
 #[cfg(test)]
@@ -24,14 +26,18 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use model::Family;
+use model::{Family, PerFamily};
 use netlink::nft::{Nft, TableRef};
 
 use self::ipvs::Busy;
+pub use self::keep::Keep;
 pub(crate) use self::{ipvs::is_loaded as has_ipvs, legacy::remove_from};
 use crate::{
     Mode,
-    names::{self, userspace::TABLE as USERSPACE},
+    names::{
+        self,
+        userspace::{KEEP, TABLE as USERSPACE},
+    },
     nftables::wire,
     xtables::{Variant, leftovers as chains},
 };
@@ -91,12 +97,13 @@ pub fn withdraw(when: When) -> Report {
     legacy::remove_chains(&is_doomed, &mut report);
     ipvs::withdraw(&mut report);
     let mut is_relieved = true;
-    for (family, name) in Family::BOTH.into_iter().flat_map(|f| [names::TABLE, USERSPACE].map(|t| (f, t))) {
+    let own = [names::TABLE, USERSPACE, KEEP];
+    for (family, name) in Family::BOTH.into_iter().flat_map(|family| own.map(|name| (family, name))) {
         let ours = TableRef { family: wire(family), name };
         match nft.chains(ours) {
             Ok(chains) if chains.is_empty() => {}
             Ok(_) if when == When::Now || nft::serves(&mut nft, family) || legacy::serves(family) => {
-                if name == names::TABLE {
+                if name != USERSPACE {
                     nft::remove_table(&mut nft, family, name, &mut report);
                 }
             }
@@ -129,15 +136,24 @@ pub(crate) fn remove_ipvs(tables: &mut dyn crate::xtables::Tables) -> Report {
     report
 }
 
+/// Removes what [`Keep`] wrote, whatever is open.
+pub(crate) fn remove_kept() -> Report {
+    let mut report = Report::default();
+    if let Ok(mut nft) = Nft::open() {
+        keep::remove(&mut nft, &mut report);
+    }
+    report
+}
+
 fn remove_own(nft: &mut Nft, report: &mut Report) {
     for family in Family::BOTH {
         nft::remove_table(nft, family, names::TABLE, report);
     }
 }
 
-/// Removes all that is not part of the mode `own`; with `None` all of every mode. In the network namespace of this
-/// thread. Goes on after errors.
-pub fn remove(own: Option<Mode>) -> Report {
+/// Removes all that is not part of the mode `own`; with `None` all of every mode. `keep` is what the mode's
+/// [`Dataplane::keep`](crate::Dataplane::keep) gave. In the network namespace of this thread. Goes on after errors.
+pub fn remove(own: Option<Mode>, keep: Option<&mut Keep>) -> Report {
     let mut report = Report::default();
     // Without a dataplane nothing takes the place of what would go.
     if own == Some(Mode::None) {
@@ -153,12 +169,20 @@ pub fn remove(own: Option<Mode>) -> Report {
             chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
         }
     };
+    let written = match keep {
+        Some(_) => keep::write(&is_doomed, &mut report),
+        None => PerFamily::default(),
+    };
     match Nft::open() {
         Ok(mut nft) => {
             nft::remove_chains(&mut nft, &is_doomed, &mut report);
             nft::remove_kube_proxy(&mut nft, &mut report);
             if own != Some(Mode::Nftables) {
                 remove_own(&mut nft, &mut report);
+            }
+            match keep {
+                Some(_) => crate::userspace::leave_steering(&mut nft, &mut report),
+                None => keep::remove(&mut nft, &mut report),
             }
             if own != Some(Mode::Userspace) {
                 crate::userspace::leave(&mut nft, &mut report);
@@ -169,6 +193,9 @@ pub fn remove(own: Option<Mode>) -> Report {
     legacy::remove_chains(&is_doomed, &mut report);
     if own != Some(Mode::Ipvs) {
         ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
+    }
+    if let Some(keep) = keep {
+        keep.settle(written, &mut report);
     }
     report
 }

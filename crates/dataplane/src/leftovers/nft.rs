@@ -15,7 +15,11 @@ use super::{
     Report,
     fate::{self, Jump},
 };
-use crate::{names::xt, nftables::wire, xtables::Table};
+use crate::{
+    names::{self, userspace::TABLE as USERSPACE, xt},
+    nftables::wire,
+    xtables::Table,
+};
 
 /// The table of kube-proxy's nftables mode.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -38,6 +42,17 @@ pub(super) fn remove_kube_proxy<T: Transport>(nft: &mut Nft<T>, report: &mut Rep
     for family in Family::BOTH {
         remove_table(nft, family, KUBE_PROXY, report);
     }
+}
+
+/// Whether a proxy has anything here that would be removed.
+pub(super) fn is_there<T: Transport>(
+    nft: &mut Nft<T>,
+    family: Family,
+    is_doomed: &dyn Fn(&str) -> bool,
+) -> bool {
+    let tables = nft.tables(wire(family)).unwrap_or_default();
+    tables.iter().any(|listed| [names::TABLE, USERSPACE, KUBE_PROXY].contains(&listed.object.name.as_str()))
+        || nft.tables_with_chain(wire(family), is_doomed).is_ok_and(|concerned| !concerned.is_empty())
 }
 
 /// Whether kube-proxy's rules are here, in its own table or by the nft variant of iptables.

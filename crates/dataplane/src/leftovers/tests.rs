@@ -3,13 +3,19 @@
 //! Before the kernel, in a namespace for each test, with the tools where they are installed.
 
 use std::{
-    io::Write,
+    io::{Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
     process::{Command, Stdio},
+    time::Duration,
 };
 
-use netlink::Netns;
+use netlink::{
+    Netns,
+    conntrack::{Conntrack, Filter},
+};
 
 use super::*;
+use crate::userspace::Carrier;
 
 /// What kube-proxy of several ages leaves, and between it what is the kubelet's and what is others'.
 const TABLES: &str = "\
@@ -143,13 +149,13 @@ fn check(variant: &str, family: &str) {
     };
     alone(|| {
         tool(&[&restore], &as_v6(TABLES))?;
-        let report = remove(Some(Mode::Nftables));
+        let report = remove(Some(Mode::Nftables), None);
         assert_eq!(report.failed, Vec::<String>::new());
         assert_eq!(report.kept, Vec::<String>::new());
         assert_eq!(report.removed.len(), 3, "{report:?}");
         assert_eq!(shown(&save)?, as_v6(REST));
         // Nothing more to do.
-        assert_eq!(remove(None), Report::default());
+        assert_eq!(remove(None, None), Report::default());
         Some(())
     });
 }
@@ -173,7 +179,7 @@ fn what_others_use_stays_and_is_named() {
         alone(|| {
             let with_user = TABLES.replace("-A MINE -j ACCEPT", "-A MINE -j KUBE-MARK-MASQ");
             tool(&[&format!("iptables-{variant}-restore")], &with_user)?;
-            let report = remove(Some(Mode::Nftables));
+            let report = remove(Some(Mode::Nftables), None);
             assert_eq!(report.failed, Vec::<String>::new());
             let kept = report.kept.join("\n");
             assert!(kept.contains("KUBE-MARK-MASQ") && kept.contains("MINE uses it"), "{kept}");
@@ -195,13 +201,13 @@ fn tables_of_nftables_modes_go() {
                   add table inet kube-proxy; add table ip mine";
     alone(|| {
         tool(&["nft", tables], "")?;
-        let report = remove(Some(Mode::Nftables));
+        let report = remove(Some(Mode::Nftables), None);
         assert_eq!(report.removed, ["table ip kube-proxy", "table ip6 kube-proxy"]);
         assert_eq!(
             tool(&["nft", "list tables"], "")?,
             "table ip portolan\ntable inet kube-proxy\ntable ip mine\n"
         );
-        let report = remove(None);
+        let report = remove(None, None);
         assert_eq!(report.removed, ["table ip portolan"]);
         assert_eq!(tool(&["nft", "list tables"], "")?, "table inet kube-proxy\ntable ip mine\n");
         Some(())
@@ -246,7 +252,7 @@ fn what_the_ipvs_mode_leaves_goes() {
         // Not every kernel has links of this kind.
         let mut route = netlink::route::Route::open().expect("a socket");
         let linked = route.add_link("kube-ipvs0", netlink::route::LinkKind::Dummy).is_ok();
-        let report = remove(Some(Mode::Nftables));
+        let report = remove(Some(Mode::Nftables), None);
         assert_eq!((report.failed.clone(), report.kept.clone()), (Vec::new(), Vec::new()));
         assert!(report.removed.contains(&"2 sets".to_owned()), "{report:?}");
         assert_eq!(report.removed.contains(&"link kube-ipvs0".to_owned()), linked, "{report:?}");
@@ -298,7 +304,7 @@ fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
         });
         assert!(ipvs.apply(&changes).expect("IPVS answers").is_empty(), "all are taken");
 
-        let report = remove(Some(Mode::Nftables));
+        let report = remove(Some(Mode::Nftables), None);
         assert_eq!((report.failed.clone(), report.kept.clone()), (Vec::new(), Vec::new()));
         assert_eq!(report.removed, ["3 virtual servers of IPVS", "link kube-ipvs0", "1 sets"]);
         let left = ipvs.services().expect("a list");
@@ -306,7 +312,7 @@ fn virtual_servers_of_kube_proxy_go_and_those_of_others_stay() {
         left.sort();
         let at = |address, port| ServiceKey::At { protocol: 6, address: ip(address), port };
         assert_eq!(left, [at("192.0.2.1", 80), at("198.51.100.1", 30_080)]);
-        assert_eq!(remove(None), Report::default(), "nothing more to do");
+        assert_eq!(remove(None, None), Report::default(), "nothing more to do");
     });
 }
 
@@ -328,5 +334,171 @@ fn chains_of_the_other_variant_go_and_ours_stay() {
             assert_eq!(unite(own), Report::default(), "nothing more to do");
             Some(())
         });
+    }
+}
+
+fn tables() -> Option<String> {
+    tool(&["nft", "list tables"], "")
+}
+
+#[test]
+fn without_another_mode_nothing_is_kept() {
+    alone(|| {
+        let mut keep = Keep::new(Carrier::default());
+        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+        tool(&["nft", "add table ip mine"], "")?;
+        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+        assert_eq!(tables()?, "table ip mine\n");
+        Some(())
+    });
+}
+
+/// As long as something goes, a connection may just have begun; in the next look the table goes.
+#[test]
+fn what_keeps_connections_goes_when_there_are_none() {
+    for family in Family::BOTH.map(wire) {
+        alone(|| {
+            tool(&["nft", &format!("add table {family} portolan")], "")?;
+            let mut keep = Keep::new(Carrier::default());
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert_eq!(report.removed, [format!("table {family} portolan")]);
+            assert!(report.waits && report.kept.len() == 1 && report.failed.is_empty(), "{report:?}");
+            let chain = format!("list chain {family} {KEEP} nat-prerouting");
+            let written = tool(&["nft", &chain], "")?;
+            let base = "type nat hook prerouting priority dstnat; policy accept;";
+            assert!(written.contains(base) && written.contains("ct status dnat accept"), "{written}");
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert_eq!(report.removed, [format!("table {family} {KEEP}")]);
+            assert!(!report.waits && report.kept.is_empty(), "{report:?}");
+            assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+            assert_eq!(tables()?, "");
+            Some(())
+        });
+    }
+}
+
+/// A chain that stays for good is no reason to write a table at every look, and to tell of it.
+#[test]
+fn chains_of_iptables_are_kept_for_once() {
+    for variant in Variant::BOTH {
+        alone(|| {
+            let with_user = TABLES.replace("-A MINE -j ACCEPT", "-A MINE -j KUBE-MARK-MASQ");
+            tool(&[&format!("iptables-{variant}-restore")], &with_user)?;
+            let kept = format!("table ip {KEEP}");
+            let mut keep = Keep::new(Carrier::default());
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert!(report.waits && tables()?.contains(&kept), "{report:?}");
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert!(!report.waits && report.removed == [kept.clone()], "{report:?}");
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert!(!report.waits && report.removed.is_empty() && !report.kept.is_empty(), "{report:?}");
+            assert!(!tables()?.contains(&kept));
+            Some(())
+        });
+    }
+}
+
+#[test]
+fn others_remove_what_keeps_connections_at_once() {
+    let removals: [fn() -> Report; 5] = [
+        || remove(Some(Mode::Nftables), None),
+        || remove(Some(Mode::Userspace), None),
+        || remove(None, None),
+        || withdraw(When::Now),
+        remove_kept,
+    ];
+    for removal in removals {
+        alone(|| {
+            tool(&["nft", "add table ip portolan"], "")?;
+            remove(Some(Mode::Userspace), Some(&mut Keep::new(Carrier::default())));
+            assert_eq!(withdraw(When::Relieved).failed.len(), 1, "nobody else translates");
+            let report = removal();
+            assert_eq!((report.removed, report.failed), (vec![format!("table ip {KEEP}")], Vec::new()));
+            assert_eq!(tables()?, "");
+            Some(())
+        });
+    }
+}
+
+/// The chains of the other way kept what was translated before it, so that they too are not to go without.
+#[test]
+fn listeners_take_the_place_of_what_steers() {
+    alone(|| {
+        netlink::route::Route::open().and_then(|mut route| route.set_up(1, true)).expect("loopback goes up");
+        let mut steering = crate::open(Mode::Userspace, &crate::Config::default()).expect("it can be opened");
+        steering.apply(&model::Plan::new(), crate::Scope::All).expect("an empty plan");
+        let mut keep = Keep::new(Carrier::default());
+        let report = remove(Some(Mode::Userspace), Some(&mut keep));
+        assert_eq!((report.removed.len(), report.kept.len(), report.waits), (0, 2, true), "{report:?}");
+        drop(steering);
+        let report = remove(Some(Mode::Userspace), Some(&mut keep));
+        assert_eq!(report.removed, [format!("table ip {USERSPACE}"), format!("table ip6 {USERSPACE}")]);
+        assert_eq!(tables()?, format!("table ip {KEEP}\ntable ip6 {KEEP}\n"));
+        Some(())
+    });
+}
+
+/// In one namespace: what is sent to port 80 of a service goes to port 8080 of the node.
+#[test]
+fn an_open_connection_stays_translated_until_it_ends() {
+    let service: IpAddr = "10.96.0.10".parse().expect("an address");
+    alone(|| {
+        let mut route = netlink::route::Route::open().expect("a socket");
+        route.set_up(1, true).expect("loopback goes up");
+        route.add_address(1, service, 32).expect("an address");
+        let rules = "add table ip portolan; add chain ip portolan out { type nat hook output priority -100; }; \
+                     add rule ip portolan out tcp dport { 80, 81 } redirect to :8080";
+        tool(&["nft", rules], "")?;
+        let listener = TcpListener::bind("0.0.0.0:8080").expect("the port is free");
+        let mut talk = Talk::begin(&listener, (service, 80));
+        // Of somebody else, to whom it would be wrong to wait.
+        let _other = Talk::begin(&listener, (Ipv4Addr::LOCALHOST.into(), 81));
+        let carrier = Carrier::default();
+        carrier.pretend(&[service]);
+        let mut keep = Keep::new(carrier.clone());
+        for look in 0..3 {
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert!(report.waits && report.removed.is_empty() == (look > 0), "{look}: {report:?}");
+            talk.go_on();
+            // Gone meanwhile, or restarted and known anew.
+            if look == 0 {
+                carrier.pretend(&[]);
+            } else {
+                carrier.pretend(&[service]);
+                keep = Keep::new(carrier.clone());
+            }
+        }
+        talk.forget();
+        let report = remove(Some(Mode::Userspace), Some(&mut keep));
+        assert_eq!((report.removed, report.waits), (vec![format!("table ip {KEEP}")], false));
+        Some(())
+    });
+}
+
+/// The two ends of a connection.
+struct Talk(TcpStream, TcpStream, u16);
+
+impl Talk {
+    fn begin(listener: &TcpListener, to: (IpAddr, u16)) -> Talk {
+        let client = TcpStream::connect(to).expect("it is translated");
+        client.set_read_timeout(Some(Duration::from_secs(5))).expect("a time");
+        let (server, _) = listener.accept().expect("it arrives");
+        Talk(client, server, to.1)
+    }
+
+    fn go_on(&mut self) {
+        let Talk(client, server, _) = self;
+        client.write_all(b"?").and_then(|()| server.read_exact(&mut [0])).expect("it is asked");
+        server.write_all(b"!").and_then(|()| client.read_exact(&mut [0])).expect("it is answered");
+    }
+
+    /// The kernel would do so minutes after the end.
+    fn forget(self) {
+        let mut conntrack = Conntrack::open().expect("a socket");
+        let mut found = Vec::new();
+        let mut filter = Filter::protocol(netlink::Family::V4, 6);
+        filter.original.dport = Some(self.2);
+        conntrack.flows(&filter, |flow| found.push(*flow)).expect("a list");
+        assert!(found.iter().all(|flow| conntrack.delete(flow).is_ok()) && found.len() == 1, "{found:?}");
     }
 }

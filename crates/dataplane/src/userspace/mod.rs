@@ -32,7 +32,10 @@ use netlink::{
     nft::{Batch, Delete, Monitor, Nft},
 };
 
-pub(crate) use self::{bind::Bind, release::leave};
+pub(crate) use self::{
+    bind::Bind,
+    release::{leave, leave_steering},
+};
 use self::{elements::Placed, frame::Around, kernel::Holdings};
 pub use relay::{Counters, Refusal};
 

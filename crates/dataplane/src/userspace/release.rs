@@ -75,7 +75,10 @@ fn let_go<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<(), netlink:
 /// any more.
 pub(crate) fn leave<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
     match is_raised(DRAINS) || is_raised(LISTENS) {
-        true => report.kept.push(format!("link {LINK} stays, as a process listens on its addresses")),
+        true => {
+            report.waits = true;
+            report.kept.push(format!("link {LINK} stays, as a process listens on its addresses"));
+        }
         false => match delete() {
             Ok(true) => report.removed.push(format!("link {LINK}")),
             Ok(false) => (),
@@ -86,7 +89,7 @@ pub(crate) fn leave<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
 }
 
 /// The same for the tables that steer traffic to listeners.
-pub(super) fn leave_steering<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
+pub(crate) fn leave_steering<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
     for family in Family::BOTH {
         let Ok(rules) = nft.rules(kernel::table(family)) else { continue };
         if rules.is_empty() {
@@ -99,6 +102,7 @@ pub(super) fn leave_steering<T: Transport>(nft: &mut Nft<T>, report: &mut Report
             continue;
         }
         if ports.iter().any(|port| is_held(family, *port)) {
+            report.waits = true;
             let says = "stays, as its process still carries open connections";
             report.kept.push(format!("table {} {TABLE} {says}", wire(family)));
             continue;

@@ -12,7 +12,7 @@ pub fn run() -> Result<(), String> {
     let _claim = Claim::stake().map_err(|holder| {
         format!("portolan runs on this node ({holder}) and would put everything back; stop it first")
     })?;
-    let report = leftovers::remove(None);
+    let report = leftovers::remove(None, None);
     for thing in &report.removed {
         tracing::info!("removed {thing}");
     }

@@ -485,8 +485,9 @@ impl Reconciler {
         }
         if let Succession::Ahead(mode) = self.succession {
             let variant = self.dataplane.as_ref().and_then(|dataplane| dataplane.variant());
+            let keep = self.dataplane.as_ref().and_then(|dataplane| dataplane.keep());
             let (metrics, events) = (Arc::clone(&self.ports.metrics), self.ports.events.clone());
-            let successor = Successor { mode, variant, metrics, events };
+            let successor = Successor { mode, variant, keep, metrics, events };
             self.succession = Succession::Begun(takeover::begin(successor));
         }
     }

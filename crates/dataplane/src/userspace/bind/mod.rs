@@ -7,6 +7,7 @@
 
 mod flag;
 mod link;
+mod served;
 mod spots;
 mod surroundings;
 mod watch;
@@ -20,10 +21,7 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use model::{Changes, Decision, Family, FlowRule, Frontend, Plan, Protocol};
-use netlink::{
-    nft::Nft,
-    route::{Route, Way},
-};
+use netlink::route::{Route, Way};
 use relay::{Listen, Transport};
 
 use self::link::Addresses;
@@ -40,6 +38,7 @@ use super::{
 };
 use crate::{
     Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported,
+    leftovers::{self, Keep},
     names::userspace::{DRAINS, LINK},
 };
 
@@ -319,12 +318,6 @@ impl Dataplane for Bind {
             _ => self.everything(plan)?,
         };
         self.carrier().0.raise_flag();
-        // What the other way of this mode left has no duty any more. Where there is no packet filter there is nothing.
-        if matches!(scope, Scope::All)
-            && let Ok(mut nft) = Nft::open()
-        {
-            super::release::leave_steering(&mut nft, &mut crate::leftovers::Report::default());
-        }
         Ok(applied)
     }
 
@@ -334,7 +327,9 @@ impl Dataplane for Bind {
 
     fn cleanup(&mut self) -> Result<(), Error> {
         self.known = None;
-        delete().map(drop).map_err(|error| Error::kernel("delete", LINK, error))
+        let deleted = delete().map_err(|error| Error::kernel("delete", LINK, error));
+        let failed = leftovers::remove_kept().failed.into_iter().map(Error::Setting);
+        Error::collect(deleted.err().into_iter().chain(failed).collect())
     }
 
     fn dump(&mut self) -> Result<String, Error> {
@@ -353,6 +348,10 @@ impl Dataplane for Bind {
         addresses.sort_unstable();
         addresses.iter().for_each(|address| text.push_str(&format!("  {address}\n")));
         Ok(text)
+    }
+
+    fn keep(&self) -> Option<Keep> {
+        Some(Keep::new(self.carrier().clone()))
     }
 
     /// Takes away addresses whose last connection has ended meanwhile.
