@@ -17,7 +17,8 @@ use model::{Frontend, Masquerade};
 const INSIDE: u32 = 1 << 12;
 const ALWAYS: u32 = 1 << 13;
 const NEVER: u32 = 1 << 11;
-const NUMBERS: u32 = NEVER - 1;
+/// Never all 0 in a mark, unless ours are further up.
+pub(crate) const NUMBERS: u32 = NEVER - 1;
 /// So many frontends can have a mark. Each has endpoints on this node, so that there are not many.
 pub(super) const MOST: usize = NUMBERS as usize;
 

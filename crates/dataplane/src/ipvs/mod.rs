@@ -15,7 +15,7 @@ mod drain;
 pub mod frame;
 mod holdings;
 pub mod kernel;
-mod marks;
+pub(crate) mod marks;
 mod meter;
 mod probe;
 pub mod program;

@@ -191,6 +191,10 @@ pub fn remove(own: Option<Mode>, keep: Option<&mut Keep>) -> Report {
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),
     }
     legacy::remove_chains(&is_doomed, &mut report);
+    if own == Some(Mode::Userspace) && report.failed.is_empty() {
+        let widened = Family::BOTH.map(crate::userspace::widen);
+        report.failed.extend(widened.into_iter().filter_map(|it| it.err().map(|error| error.to_string())));
+    }
     if own != Some(Mode::Ipvs) {
         ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
     }

@@ -35,6 +35,7 @@ use netlink::{
 pub(crate) use self::{
     bind::Bind,
     release::{leave, leave_steering},
+    routes::widen,
 };
 use self::{elements::Placed, frame::Around, kernel::Holdings};
 pub use relay::{Counters, Refusal};

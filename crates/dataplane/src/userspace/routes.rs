@@ -12,9 +12,24 @@ use netlink::{
 
 use crate::{
     Error,
-    names::userspace::{MARK, ORIGIN, PRIORITY, ROUTES},
+    ipvs::marks::NUMBERS,
+    names::{
+        IPVS_LINK,
+        userspace::{MARK, ORIGIN, PRIORITY, ROUTES},
+    },
     nftables::wire,
 };
+
+/// What is told by the mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marked {
+    /// Our bit, whatever else there is.
+    Anyhow,
+    /// Our bit, but not what ipvs mode marks, which has that bit as well: as long as its chains are there, the kernel looks by
+    /// the mark for the way to an endpoint, and would not find out of the node. It needs no rule either, since the link of
+    /// that mode has all addresses.
+    NotForIpvs,
+}
 
 /// Makes what is marked this node's own.
 pub(super) fn add(family: Family) -> Result<(), Error> {
@@ -29,19 +44,38 @@ pub(super) fn remove(family: Family) -> Result<(), Error> {
     let failed =
         |error| Error::kernel("delete", format!("the routes of what is marked, {}", wire(family)), error);
     let mut route = Route::open().map_err(failed)?;
-    is_gone(route.delete_rule(&rule(family))).map_err(failed)?;
+    for marked in [Marked::Anyhow, Marked::NotForIpvs] {
+        is_gone(route.delete_rule(&rule(family, marked))).map_err(failed)?;
+    }
     is_gone(route.delete_route(&everything(family))).map_err(failed)?;
     remove_stand_ins(&mut route, family).map_err(failed)
 }
 
+/// Nothing is marked for IPVS any more, as the chains of that mode have gone. Nothing happens where nothing
+/// is steered.
+pub(crate) fn widen(family: Family) -> Result<(), Error> {
+    let failed =
+        |error| Error::kernel("change", format!("the rule of what is marked, {}", wire(family)), error);
+    let mut route = Route::open().map_err(failed)?;
+    if !route.routes(wire(family), ROUTES).map_err(failed)?.iter().any(is_everything) {
+        return Ok(());
+    }
+    is_there(route.add_rule(&rule(family, Marked::Anyhow))).map_err(failed)?;
+    is_gone(route.delete_rule(&rule(family, Marked::NotForIpvs))).map_err(failed)
+}
+
 fn add_over<T: Transport>(route: &mut Route<T>, family: Family) -> Result<(), netlink::Error> {
     let lo = route.link_index("lo")?;
+    let marked = match route.link_index(IPVS_LINK) {
+        Ok(_) => Marked::NotForIpvs,
+        Err(_) => Marked::Anyhow,
+    };
     // The route comes last, and says that all before it was done.
     let was_done = route.routes(wire(family), ROUTES)?.iter().any(is_everything);
     if was_done || family == Family::V6 {
-        is_there(route.add_rule(&rule(family)))?;
+        is_there(route.add_rule(&rule(family, marked)))?;
     } else {
-        add_first_rule(route, lo)?;
+        add_first_rule(route, lo, marked)?;
     }
     is_there(route.add_route(&everything(family).dev(lo)))
 }
@@ -51,13 +85,13 @@ fn add_over<T: Transport>(route: &mut Route<T>, family: Family) -> Result<(), ne
 /// longer the more addresses there are, the node does not know itself (read in `fib4_rule_configure`, seen on Linux 6.18).
 /// What arrives then is sent on, and if it belongs to a connection that is masqueraded, the kernel forgets the connection. So
 /// the main table knows the addresses as well, until the rule is there. IPv6 has two trees from the beginning.
-fn add_first_rule<T: Transport>(route: &mut Route<T>, lo: u32) -> Result<(), netlink::Error> {
+fn add_first_rule<T: Transport>(route: &mut Route<T>, lo: u32, marked: Marked) -> Result<(), netlink::Error> {
     let own = route.routes(wire(Family::V4), LOCAL_TABLE)?;
     let outcome = own
         .iter()
         .filter(|listed| listed.kind == Some(RouteKind::Local))
         .try_for_each(|listed| is_there(route.add_route(&stand_in(listed).dev(lo))))
-        .and_then(|()| is_there(route.add_rule(&rule(Family::V4))));
+        .and_then(|()| is_there(route.add_rule(&rule(Family::V4, marked))));
     outcome.and(remove_stand_ins(route, Family::V4))
 }
 
@@ -90,8 +124,12 @@ fn is_everything(listed: &ListedRoute) -> bool {
     listed.kind == Some(RouteKind::Local) && listed.destination.1 == 0
 }
 
-fn rule(family: Family) -> MarkRule {
-    MarkRule { family: wire(family), priority: PRIORITY, mark: MARK, table: ROUTES }
+fn rule(family: Family, marked: Marked) -> MarkRule {
+    let mask = match marked {
+        Marked::Anyhow => MARK,
+        Marked::NotForIpvs => MARK | NUMBERS,
+    };
+    MarkRule { family: wire(family), priority: PRIORITY, mark: MARK, mask, table: ROUTES }
 }
 
 fn is_there(outcome: Result<(), netlink::Error>) -> Result<(), netlink::Error> {
@@ -117,7 +155,7 @@ mod tests {
         thread,
     };
 
-    use netlink::Netns;
+    use netlink::{Netns, route::LinkKind};
 
     use super::*;
 
@@ -183,6 +221,34 @@ mod tests {
             let Some((netns, addresses)) = node() else { return };
             assert_eq!(misses_during(&netns, &addresses, |route| add_over(route, Family::V4)), 0);
         }
+    }
+
+    #[test]
+    fn what_ipvs_mode_marks_is_left_alone_while_it_is_there() {
+        let Some((netns, _)) = node() else { return };
+        let mut route = Route::open_in(&netns).expect("a socket");
+        let has = |marked| {
+            let mut route = Route::open_in(&netns).expect("a socket");
+            let rule = rule(Family::V4, marked);
+            let is_there = route.add_rule(&rule).is_err_and(|error| error.already_exists());
+            if !is_there {
+                route.delete_rule(&rule).expect("it was just added");
+            }
+            is_there
+        };
+        let both = || [has(Marked::Anyhow), has(Marked::NotForIpvs)];
+        route.add_link(IPVS_LINK, LinkKind::Bridge).expect("a link");
+        for _ in 0..2 {
+            add_over(&mut route, Family::V4).expect("it is written");
+            assert_eq!(both(), [false, true]);
+        }
+        for _ in 0..2 {
+            netns.run(|| widen(Family::V4)).expect("entered").expect("it is written");
+            assert_eq!(both(), [true, false]);
+        }
+        netns.run(|| remove(Family::V4)).expect("entered").expect("removed");
+        netns.run(|| widen(Family::V4)).expect("entered").expect("nothing is there");
+        assert_eq!(both(), [false, false]);
     }
 
     #[test]

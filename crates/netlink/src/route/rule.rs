@@ -25,8 +25,10 @@ pub struct MarkRule {
     pub family: Family,
     /// In which order among rules; lower is earlier.
     pub priority: u32,
-    /// The bits that must be set; others do not matter.
+    /// What the bits of `mask` must be.
     pub mark: u32,
+    /// The bits that are looked at; others do not matter.
+    pub mask: u32,
     /// The table.
     pub table: u32,
 }
@@ -37,7 +39,7 @@ impl MarkRule {
         w.raw(&0_u32.to_ne_bytes());
         w.ne32(FRA_PRIORITY, self.priority);
         w.ne32(FRA_FWMARK, self.mark);
-        w.ne32(FRA_FWMASK, self.mark);
+        w.ne32(FRA_FWMASK, self.mask);
         w.ne32(FRA_TABLE, self.table);
     }
 }
