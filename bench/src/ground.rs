@@ -152,9 +152,7 @@ impl Ground {
         }
         Ok(ground)
     }
-}
 
-impl Ground {
     /// The cables of client and sink carry no more than so many gigabits a second, each way.
     pub fn limit(&self, gbit: u32) -> Result<()> {
         let Ground { node, client, sink, .. } = self;

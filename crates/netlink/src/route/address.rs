@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use super::{Route, family_of, write_address};
+use super::{Route, again, family_of, write_address};
 use crate::{
     Family,
     attr::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Writer},
@@ -78,14 +78,7 @@ impl Address {
 impl<T: Transport> Route<T> {
     /// All addresses, IPv4 and IPv6.
     pub fn addresses(&mut self) -> Result<Vec<Address>, Error> {
-        let mut outcome = Err(Error::Interrupted);
-        for _ in 0..ATTEMPTS {
-            outcome = self.list_addresses();
-            if outcome != Err(Error::Interrupted) {
-                break;
-            }
-        }
-        outcome
+        again(|| self.list_addresses())
     }
 
     fn list_addresses(&mut self) -> Result<Vec<Address>, Error> {
@@ -121,5 +114,3 @@ fn write_message(w: &mut Writer, link: u32, address: IpAddr, prefix_len: u8) {
     write_address(w, IFA_LOCAL, address);
     write_address(w, IFA_ADDRESS, address);
 }
-
-const ATTEMPTS: usize = 10;

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{RTA_DST, RTA_TABLE, RTM_GETROUTE, RTM_NEWROUTE, Route, RouteKind, table_in_header};
+use super::{RTA_DST, RTA_TABLE, RTM_GETROUTE, RTM_NEWROUTE, Route, RouteKind, again, table_in_header};
 use crate::{
     Family,
     attr::{NLM_F_DUMP, Writer},
@@ -56,14 +56,7 @@ impl ListedRoute {
 impl<T: Transport> Route<T> {
     /// The routes of a table; none where there is no such table.
     pub fn routes(&mut self, family: Family, table: u32) -> Result<Vec<ListedRoute>, Error> {
-        let mut outcome = Err(Error::Interrupted);
-        for _ in 0..ATTEMPTS {
-            outcome = self.list_routes(family, table);
-            if outcome != Err(Error::Interrupted) {
-                break;
-            }
-        }
-        match outcome {
+        match again(|| self.list_routes(family, table)) {
             Err(error) if error.is_not_found() => Ok(Vec::new()),
             outcome => outcome,
         }
@@ -84,5 +77,3 @@ impl<T: Transport> Route<T> {
         Ok(found)
     }
 }
-
-const ATTEMPTS: usize = 10;

@@ -196,6 +196,18 @@ impl<T: Transport> Route<T> {
     }
 }
 
+/// Lists again what changed while it was listed; [`Error::Interrupted`] if that goes on.
+fn again<R>(mut list: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+    const ATTEMPTS: usize = 10;
+    for _ in 1..ATTEMPTS {
+        match list() {
+            Err(Error::Interrupted) => {}
+            outcome => return outcome,
+        }
+    }
+    list()
+}
+
 /// What the header has place for; the rest is told by an attribute.
 fn table_in_header(table: u32) -> u8 {
     u8::try_from(table).unwrap_or(RT_TABLE_UNSPEC)
