@@ -38,6 +38,8 @@ pub(crate) struct Channel<T> {
     /// Reused for small requests.
     writer: Writer,
     patience: Duration,
+    /// The last answer was read to its end: nothing is left of it.
+    is_clear: bool,
 }
 
 /// What the kernel says about one message.
@@ -52,7 +54,14 @@ pub(crate) struct Ack {
 
 impl<T: Transport> Channel<T> {
     pub(crate) fn new(transport: T) -> Channel<T> {
-        Channel { transport, seq: 0, buffer: Vec::new(), writer: Writer::new(), patience: PATIENCE }
+        Channel {
+            transport,
+            seq: 0,
+            buffer: Vec::new(),
+            writer: Writer::new(),
+            patience: PATIENCE,
+            is_clear: false,
+        }
     }
 
     pub(crate) fn transport(&self) -> &T {
@@ -92,6 +101,7 @@ impl<T: Transport> Channel<T> {
             return Err(Error::Unencodable(Op::Request(what)));
         }
         self.drain();
+        self.is_clear = false;
         self.transport.send(self.writer.bytes())?;
         let mut interrupted = false;
         loop {
@@ -109,6 +119,7 @@ impl<T: Transport> Channel<T> {
                     NLMSG_OVERRUN => return Err(Error::Overrun),
                     NLMSG_ERROR | NLMSG_DONE => {
                         let ack = Ack::read(&message)?;
+                        self.is_clear = true;
                         return match ack.errno {
                             Some(errno) => Err(ack.into_error(Op::Request(what), errno)),
                             None if interrupted => Err(Error::Interrupted),
@@ -127,6 +138,7 @@ impl<T: Transport> Channel<T> {
     /// given back last, since what the kernel could still say comes before what it had to drop.
     pub(crate) fn batch(&mut self, bytes: &[u8], mut visit: impl FnMut(Ack)) -> Result<(), Error> {
         self.drain();
+        self.is_clear = false;
         self.transport.send(bytes)?;
         let mut overrun = false;
         let mut wait = self.patience;
@@ -134,7 +146,10 @@ impl<T: Transport> Channel<T> {
             match self.transport.recv(&mut self.buffer, wait) {
                 Ok(true) => {}
                 Ok(false) if overrun => return Err(Error::Overrun),
-                Ok(false) if wait.is_zero() => return Ok(()),
+                Ok(false) if wait.is_zero() => {
+                    self.is_clear = true;
+                    return Ok(());
+                }
                 Ok(false) => return Err(Error::Timeout(wait)),
                 Err(Error::Overrun) => {
                     overrun = true;
@@ -158,7 +173,7 @@ impl<T: Transport> Channel<T> {
     /// Throws away what is left of an answer that was not read to its end. A listing that is not finished would make
     /// the kernel refuse the next one.
     fn drain(&mut self) {
-        loop {
+        while !self.is_clear {
             match self.transport.recv(&mut self.buffer, Duration::ZERO) {
                 Ok(true) | Err(Error::Overrun) => {}
                 Ok(false) | Err(_) => return,
