@@ -28,6 +28,8 @@ fn run(seed: u64) {
     let mut dice = Dice(seed);
     let server = server(40);
     let login = dice.pick(&[Login::Token, Login::TokenFile, Login::Certificate]);
+    // Does not say, lists best by a stream, lists best in one piece.
+    server.be_release(dice.pick(&[0, 32, 33]));
     let following = Following::start_with(&server, login, dice.roll(4) == 0);
     for _ in 0..60 {
         match dice.roll(10) {

@@ -25,12 +25,66 @@ fn is_page(request: &Request) -> bool {
     request.verb == Verb::List && request.param("limit") == "500" && !request.param("continue").is_empty()
 }
 
+/// What was asked for but the server's release.
+fn lists(server: &ApiServer) -> Vec<Request> {
+    server.requests().into_iter().filter(|request| request.path != "/version").collect()
+}
+
 #[test]
-fn a_streamed_list_in_protobuf_is_the_first_choice() {
+fn a_server_that_sends_object_by_object_is_asked_for_all_at_once() {
+    for json in [false, true] {
+        let server = server(501);
+        server.be_release(33);
+        let following = Following::start_with(&server, Login::Token, json);
+        following.converge(&server);
+        assert!(Kind::ALL.iter().all(|kind| following.ends(*kind) == 1));
+        assert_eq!(following.mirror().told, expected(&server).len(), "each object once");
+        server.put(slice("svc0000-x", &addresses(7, 3)));
+        following.converge(&server);
+        let requests = lists(&server);
+        let count = |verb: Verb| requests.iter().filter(|request| request.verb == verb).count();
+        assert_eq!((count(Verb::List), count(Verb::Watch), requests.len()), (4, 4, 8), "{requests:?}");
+        assert!(requests.iter().all(|request| request.param("limit").is_empty()), "{requests:?}");
+    }
+}
+
+#[test]
+fn older_servers_are_asked_for_a_stream() {
+    let server = server(3);
+    server.be_release(32);
+    Following::start(&server).converge(&server);
+    assert!(lists(&server).iter().all(|request| request.verb == Verb::WatchList));
+}
+
+#[test]
+fn a_list_in_one_piece_that_never_ends_is_streamed() {
+    for fault in [Fault::Cut, Fault::End, Fault::Stall, Fault::Garbage] {
+        let server = server(30);
+        server.be_release(33);
+        server.misbehave(
+            When::LIST.of(Kind::EndpointSlice),
+            ALWAYS,
+            Mischief::Break { after: 3, with: fault.clone() },
+        );
+        let following = Following::start(&server);
+        following.pass(Duration::from_secs(120));
+        following.converge(&server);
+        let of_slices = |verb: Verb| {
+            lists(&server)
+                .iter()
+                .filter(|request| request.kind == Some(Kind::EndpointSlice) && request.verb == verb)
+                .count()
+        };
+        assert_eq!((of_slices(Verb::List), of_slices(Verb::WatchList)), (2, 1), "{fault:?}");
+    }
+}
+
+#[test]
+fn a_streamed_list_in_protobuf_is_the_first_choice_without_a_release() {
     let server = server(30);
     let following = Following::start(&server);
     following.converge(&server);
-    let requests = server.requests();
+    let requests = lists(&server);
     assert_eq!(requests.len(), 4, "one for each kind: {requests:?}");
     for request in &requests {
         assert_eq!(request.verb, Verb::WatchList);

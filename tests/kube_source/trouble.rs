@@ -112,19 +112,34 @@ fn a_watch_in_trouble() {
 
 #[test]
 fn a_streamed_list_in_trouble() {
-    list_in_trouble(false, troubles().into_iter().chain(stream_troubles()).collect());
+    list_in_trouble(Way::Streamed, troubles().into_iter().chain(stream_troubles()).collect());
 }
 
 #[test]
 fn a_paged_list_in_trouble() {
-    list_in_trouble(true, troubles());
+    list_in_trouble(Way::Paged, troubles());
+}
+
+#[test]
+fn a_list_in_one_piece_in_trouble() {
+    list_in_trouble(Way::AtOnce, troubles());
+}
+
+/// How the server likes to list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Streamed,
+    Paged,
+    AtOnce,
 }
 
 /// A list at the start, and again after history was lost.
-fn list_in_trouble(pages: bool, troubles: Vec<Mischief>) {
+fn list_in_trouble(way: Way, troubles: Vec<Mischief>) {
     let order = |server: &ApiServer, trouble: &Mischief| {
-        if pages {
-            server.misbehave(When::WATCH_LIST, ALWAYS, Mischief::Refuse(Refusal::new(422)));
+        match way {
+            Way::Streamed => {}
+            Way::Paged => server.misbehave(When::WATCH_LIST, ALWAYS, Mischief::Refuse(Refusal::new(422))),
+            Way::AtOnce => server.be_release(34),
         }
         // After some troubles the source pages by itself.
         server.misbehave(When::ANY_LIST, 4, trouble.clone());

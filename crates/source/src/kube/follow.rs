@@ -153,6 +153,9 @@ impl<R: Resource> Follower<R> {
 
     /// One request and all of its answer. Returns when a page has been taken in.
     async fn exchange(&mut self, pass: &Pass) -> Result<(), Stop> {
+        if self.protocol.is_to_list() {
+            self.protocol.meet(self.shared.access.release(pass).await.map_err(Trouble::Transport)?);
+        }
         let ask = self.protocol.ask();
         let request = self.request(&ask);
         let response = self.shared.access.send(pass, request, HEAD_TIMEOUT).await;
@@ -425,7 +428,7 @@ async fn refusal(status: StatusCode, headers: &HeaderMap, format: Option<Format>
 }
 
 /// A body in one piece, or the beginning of it.
-async fn collect(mut body: Body, limit: usize) -> Result<Bytes, Trouble> {
+pub(super) async fn collect(mut body: Body, limit: usize) -> Result<Bytes, Trouble> {
     let mut whole = BytesMut::new();
     while whole.len() < limit
         && let Some(bytes) = next_bytes(&mut body, LIST_IDLE).await?

@@ -9,7 +9,7 @@
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
 //! - `wire`, `pages`: events and lists, as they arrive
-//! - `access`: credentials and the client; `exchange`: requests; `create`: what is written
+//! - `access`: credentials and the client; `exchange`: requests; `create`: what is written; `release`: of the server
 //! - `backoff`, `status`
 
 mod access;
@@ -20,6 +20,7 @@ mod exchange;
 mod follow;
 mod pages;
 mod protocol;
+mod release;
 mod status;
 mod wire;
 

@@ -7,14 +7,22 @@
 //!   Start --- streamed list ---> Watching <---+
 //!     |                             |         | closed, idle, 5xx ...: ask again from the last version
 //!     +--- pages ... last page -----+---------+
+//!     |                             |
+//!     +--- list in one piece -------+
 //!     ^                             |
 //!     +------ 410, out of order ----+
 //! ```
+//!
+//! How a list is asked for depends on the server. Since 1.33 one in one piece is sent object by object from the server's
+//! memory, at less than half of what a streamed one costs it. Older ones put such a list together first: from them it is
+//! streamed, and from those that cannot do that it comes in pages.
 //!
 //! A list that breaks off starts anew with another `Begin`, so nothing is removed for it. A watch resumes where
 //! it was, so nothing is lost; what comes twice says the same twice, which the model takes for nothing.
 
 use std::time::Duration;
+
+use super::release::Release;
 
 /// What to ask the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +102,12 @@ pub(crate) struct Protocol {
     json: bool,
     /// The initial events of a streamed list are coming.
     is_listing: bool,
-    /// Streamed lists that came to nothing, one after the other.
-    lost_streams: u32,
+    /// The server sends lists in one piece best.
+    at_once: bool,
+    /// Lists not to be asked for in one piece, since the server did not get to the end of the last ones.
+    not_at_once: u32,
+    /// Lists that came to nothing, one after the other, streamed or in one piece.
+    lost_lists: u32,
     /// Watches that ended at something unreadable, one after the other, without an event before it.
     stuck: u32,
 }
@@ -115,7 +127,9 @@ impl Protocol {
             whole: false,
             json,
             is_listing: false,
-            lost_streams: 0,
+            at_once: false,
+            not_at_once: 0,
+            lost_lists: 0,
             stuck: 0,
         }
     }
@@ -124,10 +138,21 @@ impl Protocol {
         self.json
     }
 
+    /// Whether a list comes next. How to ask for it depends on the server: see [`Protocol::meet`].
+    pub(crate) fn is_to_list(&self) -> bool {
+        self.stage == Stage::Start
+    }
+
+    /// The server is of this release, or does not tell.
+    pub(crate) fn meet(&mut self, release: Option<Release>) {
+        self.at_once = release.is_some_and(|release| release >= SENDS_OBJECT_BY_OBJECT);
+    }
+
     pub(crate) fn ask(&self) -> Ask {
         match &self.stage {
-            Stage::Start if self.page_lists == 0 => Ask::Stream,
-            Stage::Start => Ask::Page { token: None, whole: self.whole },
+            Stage::Start if self.page_lists > 0 => Ask::Page { token: None, whole: self.whole },
+            Stage::Start if self.at_once && self.not_at_once == 0 => Ask::Page { token: None, whole: true },
+            Stage::Start => Ask::Stream,
             Stage::Paging { token } => Ask::Page { token: Some(token.clone()), whole: false },
             Stage::Watching { version } => Ask::Watch { version: version.clone() },
         }
@@ -146,8 +171,7 @@ impl Protocol {
             Some(token) => Stage::Paging { token },
             None => {
                 self.page_lists = self.page_lists.saturating_sub(1);
-                self.whole = false;
-                self.is_listing = false;
+                (self.whole, self.is_listing, self.lost_lists) = (false, false, 0);
                 Stage::Watching { version }
             }
         };
@@ -159,7 +183,8 @@ impl Protocol {
             Heading::Present { version } => (version, Act::Apply),
             Heading::Gone { version } => (version, Act::Remove),
             Heading::Bookmark { version, ends_list } if self.is_listing && ends_list => {
-                (self.is_listing, self.lost_streams) = (false, 0);
+                (self.is_listing, self.lost_lists) = (false, 0);
+                self.not_at_once = self.not_at_once.saturating_sub(1);
                 self.stage = Stage::Watching { version };
                 return Ok(Act::EndList);
             }
@@ -179,12 +204,21 @@ impl Protocol {
     }
 
     pub(crate) fn trouble(&mut self, trouble: &Trouble) -> Next {
-        let was_streaming_list = self.stage == Stage::Start && self.page_lists == 0;
+        let was_streaming_list = self.ask() == Ask::Stream;
+        let broke_off = self.is_listing && self.page_lists == 0 && !was_streaming_list;
         let is_watching = matches!(self.stage, Stage::Watching { .. });
         if !is_watching {
             self.stage = Stage::Start;
         }
         self.is_listing = false;
+        if broke_off {
+            // It has a time limit for lists, which a slow way makes too short. A stream has none.
+            self.lost_lists += 1;
+            if self.lost_lists >= LOST_LISTS {
+                (self.not_at_once, self.lost_lists) = (OTHER_LISTS, 0);
+            }
+            return Next::Later;
+        }
         match trouble {
             Trouble::Closed { lived } if is_watching && *lived >= SHORT_WATCH => Next::Now,
             Trouble::Idle if is_watching => Next::Now,
@@ -199,9 +233,9 @@ impl Protocol {
             Trouble::Closed { .. } | Trouble::Idle | Trouble::Malformed(_) => {
                 // A server that takes the request for a stream and does not deliver can perhaps page.
                 if was_streaming_list {
-                    self.lost_streams += 1;
-                    if self.lost_streams >= LOST_STREAMS {
-                        (self.page_lists, self.lost_streams) = (PAGED_LISTS, 0);
+                    self.lost_lists += 1;
+                    if self.lost_lists >= LOST_LISTS {
+                        (self.page_lists, self.lost_lists) = (OTHER_LISTS, 0);
                     }
                 }
                 Next::Later
@@ -226,7 +260,7 @@ impl Protocol {
             }
             // A server that cannot stream lists says so at once, or only once it has tried.
             400 | 422 if was_streaming_list => {
-                self.page_lists = PAGED_LISTS;
+                self.page_lists = OTHER_LISTS;
                 Next::Now
             }
             410 => {
@@ -236,7 +270,7 @@ impl Protocol {
                 Next::Later
             }
             _ if was_streaming_list && in_stream => {
-                self.page_lists = PAGED_LISTS;
+                self.page_lists = OTHER_LISTS;
                 Next::Later
             }
             404 if !is_watching => Next::Absent,
@@ -261,12 +295,14 @@ fn is_older(version: &str, than: &str) -> bool {
 
 /// A watch that ends sooner did not end because its time was up.
 const SHORT_WATCH: Duration = Duration::from_secs(10);
-/// Streamed lists that come to nothing before pages are tried.
-const LOST_STREAMS: u32 = 2;
+/// Lists that come to nothing before another way is tried.
+const LOST_LISTS: u32 = 2;
 /// Watches that end at something unreadable before everything is listed anew.
 const STUCK: u32 = 3;
-/// Lists that are paged after one that could not be streamed.
-const PAGED_LISTS: u32 = 8;
+/// Lists that are asked for in another way after that.
+const OTHER_LISTS: u32 = 8;
+/// From this release on servers send a list as they encode it (KEP-5116), and read it from their memory (KEP-2340).
+const SENDS_OBJECT_BY_OBJECT: Release = Release { major: 1, minor: 33 };
 
 #[cfg(test)]
 mod tests {
@@ -401,6 +437,48 @@ mod tests {
             protocol.trouble(&trouble);
             assert_eq!(protocol.ask(), Ask::Page { token: None, whole: false }, "{trouble:?}");
         }
+    }
+
+    #[test]
+    fn a_list_in_one_piece_where_the_server_is_good_at_it() {
+        let release = |minor| Some(Release { major: 1, minor });
+        for (met, at_once) in [(None, false), (release(32), false), (release(33), true), (release(40), true)]
+        {
+            let mut protocol = Protocol::new(false);
+            assert!(protocol.is_to_list());
+            protocol.meet(met);
+            assert_eq!(protocol.ask() == Ask::Page { token: None, whole: true }, at_once, "{met:?}");
+        }
+        let mut protocol = Protocol::new(false);
+        protocol.meet(release(33));
+        assert!(protocol.accepted());
+        assert!(protocol.page("8".into(), None));
+        assert!(!protocol.is_to_list());
+        assert_eq!(protocol.ask(), Ask::Watch { version: "8".into() });
+    }
+
+    #[test]
+    fn a_list_in_one_piece_that_breaks_off_is_streamed_and_then_tried_again() {
+        let whole = Ask::Page { token: None, whole: true };
+        let broken = Trouble::Transport("reset".into());
+        let mut protocol = Protocol::new(false);
+        protocol.meet(Some(SENDS_OBJECT_BY_OBJECT));
+        // A server that is not there says nothing about what it can do.
+        for _ in 0..5 {
+            assert_eq!(protocol.trouble(&broken), Next::Later);
+        }
+        for _ in 0..LOST_LISTS {
+            assert_eq!(protocol.ask(), whole);
+            protocol.accepted();
+            assert_eq!(protocol.trouble(&broken), Next::Later);
+        }
+        for _ in 0..OTHER_LISTS {
+            assert_eq!(protocol.ask(), Ask::Stream);
+            protocol.accepted();
+            assert_eq!(protocol.event(bookmark("9", true)), Ok(Act::EndList));
+            protocol.trouble(&status(410));
+        }
+        assert_eq!(protocol.ask(), whole);
     }
 
     #[test]

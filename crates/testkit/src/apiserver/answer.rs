@@ -17,7 +17,7 @@ use hyper::{
     body::{Body, Frame, Incoming, SizeHint},
     header,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -73,6 +73,10 @@ async fn respond(
     };
     if !shared.admits(&asked.credential, certificate) {
         return Ok(refuse(encoding, &Refusal::new(401)));
+    }
+    if asked.path == "/version" && shared.minor() != 0 {
+        let body = json!({"major": "1", "minor": shared.minor().to_string()}).to_string();
+        return Ok(whole(StatusCode::OK, Encoding::Json.content_type(), body.into()));
     }
     let (Some(target), &Method::GET) = (Target::parse(&asked.path), method) else {
         return Ok(refuse(encoding, &Refusal::new(404)));

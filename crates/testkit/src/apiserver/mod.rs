@@ -167,6 +167,11 @@ impl ApiServer {
         self.shared.script().left()
     }
 
+    /// Says from now on that it is Kubernetes 1.`minor`. Before, it does not say: `/version` is not found.
+    pub fn be_release(&self, minor: u32) {
+        self.shared.set_minor(minor);
+    }
+
     /// Whether protobuf is spoken; without it a client that accepts nothing else gets 406.
     pub fn speak_protobuf(&self, speak: bool) {
         self.shared.set_speaks_protobuf(speak);

@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -29,6 +29,8 @@ pub(super) struct Shared {
     access: Mutex<Access>,
     events: Mutex<Events>,
     speak_protobuf: AtomicBool,
+    /// Kubernetes 1.this; 0 if the server does not say.
+    minor: AtomicU32,
     mute: AtomicBool,
     pub(super) pulse: watch::Sender<Pulse>,
     pub(super) orders: watch::Sender<Orders>,
@@ -75,6 +77,7 @@ impl Shared {
             access: Mutex::default(),
             events: Mutex::default(),
             speak_protobuf: AtomicBool::new(true),
+            minor: AtomicU32::new(0),
             mute: AtomicBool::new(false),
             pulse: watch::Sender::new(Pulse::default()),
             orders: watch::Sender::new(Orders::default()),
@@ -101,6 +104,14 @@ impl Shared {
 
     pub(super) fn events(&self) -> MutexGuard<'_, Events> {
         lock(&self.events)
+    }
+
+    pub(super) fn minor(&self) -> u32 {
+        self.minor.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_minor(&self, minor: u32) {
+        self.minor.store(minor, Ordering::Relaxed);
     }
 
     pub(super) fn speaks_protobuf(&self) -> bool {
