@@ -10,10 +10,10 @@ use std::{
 
 use hashbrown::DefaultHashBuilder;
 use model::{ServiceKey, SliceKey, Update};
-use serde::Deserialize;
 
 use super::{
     endpoints::{self, ENDPOINTS},
+    header::Header,
     plain::{self, Conversion},
     yaml,
 };
@@ -116,21 +116,6 @@ struct ManifestParser<'a, 'b> {
     manifest: Manifest,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Header {
-    kind: Option<String>,
-    api_version: Option<String>,
-    metadata: Option<HeaderMetadata>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct HeaderMetadata {
-    name: Option<String>,
-    namespace: Option<String>,
-}
-
 impl ManifestParser<'_, '_> {
     fn json(&mut self, reader: &mut dyn BufRead) -> io::Result<()> {
         let mut splitter = Splitter::new(MAX_OBJECT);
@@ -160,11 +145,7 @@ impl ManifestParser<'_, '_> {
             let converted = match std::str::from_utf8(text) {
                 Ok(text) => match plain::to_json(text, &mut json) {
                     Conversion::Object { has_items: false } => {
-                        self.object_or_list(
-                            List::default(),
-                            first + leading_lines(&json),
-                            json.trim_start().as_bytes(),
-                        );
+                        self.converted(first + leading_lines(&json), json.trim_start().as_bytes());
                         continue;
                     }
                     Conversion::Object { has_items: true } => Ok(()),
@@ -204,8 +185,17 @@ impl ManifestParser<'_, '_> {
         }
     }
 
+    /// An object whose text was made here, and is no list.
+    fn converted(&mut self, line: usize, text: &[u8]) {
+        match Header::begin(text) {
+            Ok(header) if header.is_list() => {}
+            Ok(header) => self.document(line, text, &header, None),
+            Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
+        }
+    }
+
     fn object_or_list(&mut self, list: List, line: usize, text: &[u8]) {
-        let header = match serde_json::from_slice::<Header>(text) {
+        let header = match Header::read(text) {
             Ok(header) => header,
             Err(error) => {
                 return self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1);
@@ -222,7 +212,7 @@ impl ManifestParser<'_, '_> {
 
     /// An element of a list. In a `ServiceList` it need not say that it is a Service.
     fn item(&mut self, line: usize, text: &[u8], item_kind: &str) {
-        match serde_json::from_slice::<Header>(text) {
+        match Header::read(text) {
             Ok(header) => self.document(line, text, &header, Some(item_kind)),
             Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
         }
@@ -310,7 +300,7 @@ struct List {
 
 impl List {
     fn add(&mut self, parser: &mut ManifestParser<'_, '_>, line: usize, text: &[u8]) {
-        match serde_json::from_slice::<Header>(text) {
+        match Header::read(text) {
             Ok(header) if header.kind.is_some() => parser.document(line, text, &header, None),
             _ => self.nameless.push((line, text.into())),
         }

@@ -17,6 +17,7 @@
 //! given twice counts once: the file whose name sorts first has it.
 
 pub mod endpoints;
+mod header;
 mod manifest;
 mod notify;
 mod plain;
@@ -49,7 +50,7 @@ use self::{
     manifest::ManifestScope,
     notify::Notifier,
     read::Parser,
-    scan::{Identity, Name},
+    scan::{Detail, Identity, Name},
     settle::{Desk, Notices, Verdict},
     store::Store,
 };
@@ -270,7 +271,11 @@ impl Reader {
     /// The same for all files. An error if the folder cannot be looked into.
     fn look_at_all(&mut self, notices: &Notices, now: Instant) -> io::Result<(Vec<Name>, Vec<Name>)> {
         let begun = Instant::now();
-        let scan = scan::scan(&self.target)?;
+        let detail = match self.progress {
+            Progress::Silent => Detail::Names,
+            _ => Detail::States,
+        };
+        let scan = scan::scan(&self.target, detail)?;
         // A single file that was never there is not an empty one.
         if self.progress == Progress::Silent && scan.files.is_empty() && scan.folder != self.target {
             return Err(io::ErrorKind::NotFound.into());
@@ -298,12 +303,14 @@ impl Reader {
     fn read_all(&mut self, names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
         let mut names: Vec<Name> = names.into_iter().collect();
         while !names.is_empty() {
-            let mut again = BTreeSet::new();
+            let (mut again, mut unseen) = (BTreeSet::new(), Vec::new());
             let Reader { parser, desk, store, folder, .. } = self;
             parser.read_all(folder, &names, |name, parsed| {
                 let place = |line: usize| Some((folder.join(&**name), line));
                 let parsed = match parsed {
                     Ok(parsed) => parsed,
+                    // Which state it must leave to be tried again is not known yet.
+                    Err(_) if desk.is_unseen(name) => return unseen.push(name.clone()),
                     Err(error) => {
                         let mut problem = Problem::new("", "", Reason::Unreadable, error);
                         problem.place = place(0);
@@ -322,8 +329,16 @@ impl Reader {
                 };
                 again.extend(store.replace(name, parsed.manifest, tell, &mut report));
             });
+            again.extend(unseen.into_iter().filter(|name| self.see(name)));
             names = again.into_iter().collect();
         }
+    }
+
+    /// Looks at the state of a file that could not be read. Whether it is to be tried once more: it may have gone.
+    fn see(&mut self, name: &Name) -> bool {
+        let stamp = scan::stamp(&self.folder.join(&**name));
+        let lost = Notices { all: true, ..Notices::default() };
+        self.desk.look(name, stamp, &lost, Instant::now()) == Verdict::Read
     }
 
     /// The folder cannot be looked into: all stays as it is.

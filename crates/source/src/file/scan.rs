@@ -23,6 +23,9 @@ pub(super) type Name = Arc<OsStr>;
 pub(super) struct Stamp(u64);
 
 impl Stamp {
+    /// Of a file that is there, and was not looked at any closer.
+    pub(super) const UNSEEN: Stamp = Stamp(0);
+
     pub(super) fn of(metadata: &Metadata) -> Stamp {
         let mut hasher = DefaultHasher::new();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
@@ -51,6 +54,16 @@ pub(super) struct Scan {
     pub told: bool,
 }
 
+/// How closely the files of a folder are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// Which there are. Of files that are all going to be read their state is told by who reads them, and need not be asked
+    /// for one by one before anything is read.
+    Names,
+    /// Their state as well.
+    States,
+}
+
 /// Device and inode of a folder.
 pub(super) type Identity = Option<(u64, u64)>;
 
@@ -68,7 +81,7 @@ pub(super) fn stamp(path: &Path) -> Option<Stamp> {
 
 /// The manifests of `target`, a file or a folder. An error if the folder (for a file: the folder it should be
 /// in) cannot be looked into: then nothing is known about files, not even that they are gone.
-pub(super) fn scan(target: &Path) -> io::Result<Scan> {
+pub(super) fn scan(target: &Path, detail: Detail) -> io::Result<Scan> {
     let is_folder = match fs::metadata(target) {
         Ok(metadata) => metadata.is_dir(),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !looks_like_folder(target) => false,
@@ -94,7 +107,12 @@ pub(super) fn scan(target: &Path) -> io::Result<Scan> {
         }
         // One that goes while we look is gone; a link that leads nowhere is not there. Of what is no link the state is
         // to be had without walking the path once more, which is half of the cost.
-        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let kind = entry.file_type().ok();
+        if detail == Detail::Names && kind.is_some_and(|kind| kind.is_file()) {
+            scan.files.insert(name.into(), Stamp::UNSEEN);
+            continue;
+        }
+        let is_link = kind.is_some_and(|kind| kind.is_symlink());
         let found = if is_link { fs::metadata(entry.path()) } else { entry.metadata() };
         scan.told &= !is_link;
         let stamp = found.ok().filter(Metadata::is_file).map(|metadata| Stamp::of(&metadata));
@@ -147,34 +165,38 @@ mod tests {
         }
         fs::create_dir(folder.path().join("h.yaml")).unwrap();
         std::os::unix::fs::symlink("nowhere", folder.path().join("i.yaml")).unwrap();
-        let files = scan(folder.path()).unwrap().files;
-        let mut names: Vec<_> = files.keys().map(|name| name.to_str().unwrap()).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["a.yaml", "b.yml", "c.JSON"]);
+        for detail in [Detail::Names, Detail::States] {
+            let files = scan(folder.path(), detail).unwrap().files;
+            let mut names: Vec<_> = files.keys().map(|name| name.to_str().unwrap()).collect();
+            names.sort_unstable();
+            assert_eq!(names, ["a.yaml", "b.yml", "c.JSON"]);
+            let is_unseen = |stamp: &Stamp| *stamp == Stamp::UNSEEN;
+            assert_eq!(files.values().all(is_unseen), detail == Detail::Names);
+        }
     }
 
     #[test]
     fn links_and_other_machines_change_without_a_word() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.yaml"), "x").unwrap();
-        assert_eq!(scan(folder.path()).unwrap().told, is_local(folder.path()));
+        assert_eq!(scan(folder.path(), Detail::States).unwrap().told, is_local(folder.path()));
         std::os::unix::fs::symlink("a.yaml", folder.path().join("b.yaml")).unwrap();
-        let found = scan(folder.path()).unwrap();
+        let found = scan(folder.path(), Detail::States).unwrap();
         assert!(!found.told, "a link");
         assert_eq!(
             found.files[&*Name::from(OsStr::new("b.yaml"))],
             found.files[&*Name::from(OsStr::new("a.yaml"))]
         );
-        assert!(!scan(&folder.path().join("b.yaml")).unwrap().told);
+        assert!(!scan(&folder.path().join("b.yaml"), Detail::States).unwrap().told);
         assert!(!is_local(Path::new("/proc")), "what is not known to be local is not taken for it");
     }
 
     #[test]
     fn a_missing_file_is_known_to_be_missing_and_a_missing_folder_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(scan(&folder.path().join("a.yaml")).unwrap().files.len(), 0);
-        assert!(scan(&folder.path().join("manifests")).is_err());
-        assert!(scan(&folder.path().join("manifests/a.yaml")).is_err());
+        assert_eq!(scan(&folder.path().join("a.yaml"), Detail::States).unwrap().files.len(), 0);
+        assert!(scan(&folder.path().join("manifests"), Detail::States).is_err());
+        assert!(scan(&folder.path().join("manifests/a.yaml"), Detail::States).is_err());
     }
 
     #[test]
@@ -184,9 +206,9 @@ mod tests {
         fs::write(path("one"), "x").unwrap();
         fs::write(path("two"), "x").unwrap();
         std::os::unix::fs::symlink("one", path("a.yaml")).unwrap();
-        let before = scan(&path("a.yaml")).unwrap().files;
+        let before = scan(&path("a.yaml"), Detail::States).unwrap().files;
         fs::remove_file(path("a.yaml")).unwrap();
         std::os::unix::fs::symlink("two", path("a.yaml")).unwrap();
-        assert_ne!(before, scan(&path("a.yaml")).unwrap().files);
+        assert_ne!(before, scan(&path("a.yaml"), Detail::States).unwrap().files);
     }
 }

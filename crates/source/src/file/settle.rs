@@ -152,6 +152,11 @@ impl Desk {
         self.read.insert(name.clone(), stamp);
     }
 
+    /// Whether nothing is known of a file but that it is there.
+    pub(super) fn is_unseen(&self, name: &Name) -> bool {
+        self.pending.get(name).is_some_and(|pending| pending.seen == Some(Stamp::UNSEEN))
+    }
+
     /// Says that a file cannot be read in the state it is in.
     pub(super) fn give_up(&mut self, name: &Name) {
         if let Some(seen) = self.pending.remove(name).and_then(|pending| pending.seen) {
@@ -209,7 +214,10 @@ pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::scan::{Detail, scan},
+        *,
+    };
 
     struct Bench {
         folder: tempfile::TempDir,
@@ -236,7 +244,7 @@ mod tests {
 
         /// `+name` for each file read (and says so to the desk), `-name` for each gone.
         fn look(&mut self, notices: Notices) -> Vec<String> {
-            let files = super::super::scan::scan(self.folder.path()).unwrap().files;
+            let files = scan(self.folder.path(), Detail::States).unwrap().files;
             let missing = self.desk.names().filter(|name| !files.contains_key(*name)).cloned();
             let missing: Vec<Name> = missing.collect();
             let there = files.iter().map(|(name, stamp)| (name.clone(), Some(*stamp)));

@@ -297,3 +297,27 @@ proptest! {
         read("x.json", &bytes);
     }
 }
+
+/// At the first look the state of files is not asked for before they are read.
+#[test]
+fn a_file_that_cannot_be_read_at_the_first_look_is_looked_at_once_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        |name: &str| format!("kind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: 10.0.0.1}}\n");
+    for name in ["gone", "here", "swapped"] {
+        std::fs::write(folder.path().join(format!("{name}.yaml")), text(name)).unwrap();
+    }
+    let (problems, mut told) = (crate::Problems::new(), Vec::new());
+    let mut reader = super::Reader::new(folder.path().to_owned(), "worker-1".into());
+    let all = super::Notices { all: true, ..Default::default() };
+    let (names, _) = reader.look_at_all(&all, tokio::time::Instant::now()).unwrap();
+    assert_eq!(names.len(), 3);
+    std::fs::remove_file(folder.path().join("gone.yaml")).unwrap();
+    // Can be opened, and not be read.
+    std::fs::remove_file(folder.path().join("swapped.yaml")).unwrap();
+    std::fs::create_dir(folder.path().join("swapped.yaml")).unwrap();
+    reader.read_all(names.into_iter().collect(), &problems, &mut |update| told.push(update));
+    assert_eq!(problems.recent(), []);
+    assert!(matches!(&told[..], [Update::Service(service)] if &*service.key.name == "here"), "{told:?}");
+    assert!(reader.desk.is_settled(), "nothing is waited for");
+}
