@@ -34,7 +34,7 @@ use crate::{
     connections::Connections,
     endpoints::Endpoints,
     events::{Note, Recorder, Regarding},
-    fallback::settle,
+    fallback::{Fallback, settle},
     farewell,
     feed::Feed,
     flags::{Options, Source},
@@ -91,14 +91,9 @@ impl Proxy {
     pub fn start(setup: Setup) -> Result<Proxy, String> {
         let Setup { mut config, mut checked, source, master, flags, netns } = setup;
         let netns = netns.map(Arc::new);
-        // First of all: with many manifests it would otherwise be a while until it is said.
-        if checked.mode != Mode::None {
-            in_netns(netns.as_deref(), host::privileged)??;
-        }
-        let (families, fallback) = in_netns(netns.as_deref(), || settle(&mut config, &mut checked))??;
+        let (families, fallback) = in_netns(netns.as_deref(), || foresee(&mut config, &mut checked))??;
         let mode = checked.mode;
         let accounted = Accounted::find(mode, netns.as_deref());
-        possible(&checked, families)?;
         let node_name = host::node_name(&config.hostname_override)?;
         let started = metrics::start_time();
         let metrics = Arc::new(Metrics::new(started));
@@ -285,13 +280,22 @@ fn describe(metrics: &Arc<Metrics>, config: &Config, feed: &Feed) {
     }
 }
 
-/// The error is a sentence; what only surprises is told.
-fn possible(checked: &Checked, families: PerFamily<bool>) -> Result<(), String> {
+/// Whether it can be done, and with what; to be called in the network namespace that is served. The error is a sentence; what
+/// only surprises is told.
+fn foresee(
+    config: &mut Config,
+    checked: &mut Checked,
+) -> Result<(PerFamily<bool>, Option<Fallback>), String> {
+    // First of all: with many manifests it would otherwise be a while until it is said.
+    if checked.mode != Mode::None {
+        host::privileged()?;
+    }
+    let (families, fallback) = settle(config, checked)?;
     if let Some(reason) = surprise::impossible(checked, families) {
         return Err(reason);
     }
     surprise::surprises(checked, families).iter().for_each(|says| tracing::warn!("{says}"));
-    Ok(())
+    Ok((families, fallback))
 }
 
 fn tell_start(status: &Status, mode: Mode) {
