@@ -112,7 +112,8 @@ fn change(old: crate::Dataplane, new: crate::Dataplane) {
             reports.push(node.run(|| leftovers::unite(variant)).expect("entered"));
         }
         reports.push(node.run(|| leftovers::remove(Some(new.0), keep.as_mut())).expect("entered"));
-        assert!(reports.iter().all(|it| it.failed.is_empty()), "{old:?} to {new:?}: {reports:?}");
+        let is_well = |it: &leftovers::Report| it.failed.is_empty() && it.harmed.is_empty();
+        assert!(reports.iter().all(is_well), "{old:?} to {new:?}: {reports:?}");
     };
     let _first = serve(old);
     let open = |(from, to): &(&str, &str)| lab.open(from, route(from, to), PATIENCE).expect("a machine");

@@ -298,9 +298,14 @@ impl Limiter {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::config::VModule;
+
+    /// What is logged meanwhile, as text and with the usual verbosity.
+    pub(crate) fn told_by(events: impl FnOnce()) -> String {
+        logged(&settings("text", 0), events)
+    }
 
     fn logged(settings: &Logging, events: impl FnOnce()) -> String {
         logged_by(&Arc::new(RwLock::new(Rules::new(settings))), events)

@@ -72,6 +72,7 @@ fn look(successor: &mut Successor, ended: &Receiver<()>) {
         report.removed.extend(others.removed);
         report.kept.extend(others.kept);
         report.failed.extend(others.failed);
+        report.harmed.extend(others.harmed);
         report.waits |= others.waits;
         tell(looks, &report, &told);
         let wait = pause(looks, &report);
@@ -124,11 +125,15 @@ fn tell(looks: usize, report: &Report, told: &Report) {
     for failure in report.failed.iter().filter(|failure| !told.failed.contains(failure)) {
         tracing::warn!("something another proxy left cannot be removed: {failure}");
     }
+    for harm in report.harmed.iter().filter(|harm| !told.harmed.contains(harm)) {
+        tracing::warn!("{harm}");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log;
 
     #[test]
     fn what_waits_is_looked_at_often() {
@@ -136,5 +141,20 @@ mod tests {
         let pauses = |report: &Report| [0, 1, 2, 3, 9].map(|looks| pause(looks, report).as_secs());
         assert_eq!(pauses(&done), [5, 30, 300, 3600, 3600]);
         assert_eq!(pauses(&waits), [5, 30, 30, 30, 30]);
+    }
+
+    #[test]
+    fn what_cannot_be_spared_is_told_once_and_as_it_is() {
+        let harm = "connections may end, as a table cannot be written";
+        let report = Report { harmed: vec![harm.to_owned()], ..Report::default() };
+        let told = log::tests::told_by(|| {
+            tell(0, &report, &Report::default());
+            tell(1, &report, &report);
+        });
+        let lines: Vec<&str> = told.lines().collect();
+        assert!(
+            matches!(lines[..], [line] if line.starts_with('W') && line.ends_with(&format!("] {harm}"))),
+            "{told}"
+        );
     }
 }

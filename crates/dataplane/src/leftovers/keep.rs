@@ -46,20 +46,24 @@ impl Keep {
     }
 
     /// After the rest went: a table goes when nothing is translated that it is there for. `written` are those of this look.
-    pub(super) fn settle(&mut self, written: PerFamily<bool>, report: &mut Report) {
-        let Ok(mut nft) = Nft::open() else { return };
+    pub(super) fn settle<T: Transport>(
+        &mut self,
+        nft: &mut Nft<T>,
+        written: PerFamily<bool>,
+        report: &mut Report,
+    ) {
         let is_quiet = report.removed.is_empty();
         for family in Family::BOTH {
-            if !is_there(&mut nft, family) {
+            if !is_there(nft, family) {
                 continue;
             }
             let table = format!("table {} {KEEP}", wire(family));
             match self.look(family) {
                 // What was not of use to anybody is not told either.
                 Ok(0) if is_quiet && written[family] => {
-                    tables::remove_table(&mut nft, family, KEEP, &mut Report::default())
+                    tables::remove_table(nft, family, KEEP, &mut Report::default())
                 }
-                Ok(0) if is_quiet => tables::remove_table(&mut nft, family, KEEP, report),
+                Ok(0) if is_quiet => tables::remove_table(nft, family, KEEP, report),
                 // A packet that met a rule just before it went may begin a flow that nobody can see yet.
                 Ok(_) => {
                     report.waits = true;
@@ -99,19 +103,27 @@ impl Keep {
     }
 }
 
-/// Writes the tables of the families in which there is something that translates and is about to go; which ones. Where there
-/// is no packet filter nothing can be about to go.
-pub(super) fn write(is_doomed: &dyn Fn(&str) -> bool, report: &mut Report) -> PerFamily<bool> {
-    let Ok(mut nft) = Nft::open() else { return PerFamily::default() };
+/// Writes the tables of the families in which there is something that translates and is about to go; which ones. What cannot
+/// be kept goes all the same: rules that nobody follows up would send new connections to endpoints that are gone.
+pub(super) fn write<T: Transport>(
+    mut nft: Result<&mut Nft<T>, &mut netlink::Error>,
+    is_doomed: &dyn Fn(&str) -> bool,
+    report: &mut Report,
+) -> PerFamily<bool> {
     PerFamily::from_fn(|family| {
-        let is_needed = tables::is_there(&mut nft, family, is_doomed) || legacy::is_there(family, is_doomed);
-        if !is_needed || is_there(&mut nft, family) {
+        let has_tables = nft.as_mut().is_ok_and(|nft| tables::is_there(nft, family, is_doomed));
+        let is_needed = has_tables || legacy::is_there(family, is_doomed);
+        if !is_needed || nft.as_mut().is_ok_and(|nft| is_there(nft, family)) {
             return false;
         }
-        let written = nft.commit(&table(family));
+        let written = match &mut nft {
+            Ok(nft) => nft.commit(&table(family)).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
         if let Err(error) = &written {
-            report.failed.push(format!(
-                "not without an end to open connections, as table {} {KEEP} cannot be written: {error}",
+            report.harmed.push(format!(
+                "connections over {family} that another mode or proxy had translated may end with its rules, as table {} \
+                 {KEEP} cannot be written: {error}",
                 wire(family)
             ));
         }

@@ -27,7 +27,10 @@ mod tests;
 use std::collections::BTreeMap;
 
 use model::{Family, PerFamily};
-use netlink::nft::{Nft, TableRef};
+use netlink::{
+    Transport,
+    nft::{Nft, TableRef},
+};
 
 use self::ipvs::Busy;
 pub use self::keep::Keep;
@@ -53,6 +56,8 @@ pub struct Report {
     pub waits: bool,
     /// What should have gone and could not.
     pub failed: Vec<String>,
+    /// What could not be spared, and why.
+    pub harmed: Vec<String>,
 }
 
 impl Report {
@@ -145,7 +150,7 @@ pub(crate) fn remove_kept() -> Report {
     report
 }
 
-fn remove_own(nft: &mut Nft, report: &mut Report) {
+fn remove_own<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
     for family in Family::BOTH {
         nft::remove_table(nft, family, names::TABLE, report);
     }
@@ -154,6 +159,14 @@ fn remove_own(nft: &mut Nft, report: &mut Report) {
 /// Removes all that is not part of the mode `own`; with `None` all of every mode. `keep` is what the mode's
 /// [`Dataplane::keep`](crate::Dataplane::keep) gave. In the network namespace of this thread. Goes on after errors.
 pub fn remove(own: Option<Mode>, keep: Option<&mut Keep>) -> Report {
+    remove_over(Nft::open(), own, keep)
+}
+
+fn remove_over<T: Transport>(
+    mut nft: Result<Nft<T>, netlink::Error>,
+    own: Option<Mode>,
+    keep: Option<&mut Keep>,
+) -> Report {
     let mut report = Report::default();
     // Without a dataplane nothing takes the place of what would go.
     if own == Some(Mode::None) {
@@ -170,22 +183,22 @@ pub fn remove(own: Option<Mode>, keep: Option<&mut Keep>) -> Report {
         }
     };
     let written = match keep {
-        Some(_) => keep::write(&is_doomed, &mut report),
+        Some(_) => keep::write(nft.as_mut(), &is_doomed, &mut report),
         None => PerFamily::default(),
     };
-    match Nft::open() {
-        Ok(mut nft) => {
-            nft::remove_chains(&mut nft, &is_doomed, &mut report);
-            nft::remove_kube_proxy(&mut nft, &mut report);
+    match &mut nft {
+        Ok(nft) => {
+            nft::remove_chains(nft, &is_doomed, &mut report);
+            nft::remove_kube_proxy(nft, &mut report);
             if own != Some(Mode::Nftables) {
-                remove_own(&mut nft, &mut report);
+                remove_own(nft, &mut report);
             }
             match keep {
-                Some(_) => crate::userspace::leave_steering(&mut nft, &mut report),
-                None => keep::remove(&mut nft, &mut report),
+                Some(_) => crate::userspace::leave_steering(nft, &mut report),
+                None => keep::remove(nft, &mut report),
             }
             if own != Some(Mode::Userspace) {
-                crate::userspace::leave(&mut nft, &mut report);
+                crate::userspace::leave(nft, &mut report);
             }
         }
         Err(error) => report.failed.push(format!("tables of nftables: {error}")),
@@ -198,8 +211,8 @@ pub fn remove(own: Option<Mode>, keep: Option<&mut Keep>) -> Report {
     if own != Some(Mode::Ipvs) {
         ipvs::remove(if own.is_some() { Busy::Stays } else { Busy::Goes }, &mut report);
     }
-    if let Some(keep) = keep {
-        keep.settle(written, &mut report);
+    if let (Some(keep), Ok(nft)) = (keep, &mut nft) {
+        keep.settle(nft, written, &mut report);
     }
     report
 }

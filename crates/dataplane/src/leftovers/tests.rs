@@ -10,8 +10,9 @@ use std::{
 };
 
 use netlink::{
-    Netns,
+    Errno, Netns, Protocol, Socket,
     conntrack::{Conntrack, Filter},
+    fake::{Fault, Faulty},
 };
 
 use super::*;
@@ -345,9 +346,16 @@ fn tables() -> Option<String> {
 fn without_another_mode_nothing_is_kept() {
     alone(|| {
         let mut keep = Keep::new(Carrier::default());
-        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+        // Not for a moment either.
+        let generation = || Nft::open().and_then(|mut nft| nft.generation()).expect("a number");
+        let mut look = || {
+            let before = generation();
+            let report = remove(Some(Mode::Userspace), Some(&mut keep));
+            assert_eq!((report, generation()), (Report::default(), before));
+        };
+        look();
         tool(&["nft", "add table ip mine"], "")?;
-        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+        look();
         assert_eq!(tables()?, "table ip mine\n");
         Some(())
     });
@@ -420,6 +428,53 @@ fn others_remove_what_keeps_connections_at_once() {
     }
 }
 
+/// Rules that are out of date would do more harm than the end of the connections they had translated.
+#[test]
+fn what_cannot_be_kept_goes_and_is_told() {
+    alone(|| {
+        for family in Family::BOTH.map(wire) {
+            tool(&["nft", &format!("add table {family} portolan; add table {family} kube-proxy")], "")?;
+        }
+        // The first batch is that of IPv4.
+        let mut batches = 0;
+        let refuse_first = move |request: netlink::fake::Request| {
+            batches += usize::from(request.is_batch);
+            (request.is_batch && batches == 1).then_some(Fault::Refused(Errno::OPNOTSUPP))
+        };
+        let socket = Socket::open(Protocol::Netfilter).expect("a socket");
+        let mut keep = Keep::new(Carrier::default());
+        let nft = Ok(Nft::over(Faulty::new(socket, refuse_first)));
+        let report = remove_over(nft, Some(Mode::Userspace), Some(&mut keep));
+        let [told] = &report.harmed[..] else { panic!("{report:?}") };
+        let begins = "connections over IPv4 that another mode or proxy had translated may end with its rules, as table ip \
+                      portolan-keep cannot be written: ";
+        assert!(told.starts_with(begins) && told.contains("not supported"), "{told}");
+        assert_eq!((report.removed.len(), report.kept.len(), report.failed.len()), (4, 1, 0), "{report:?}");
+        assert_eq!(tables()?, format!("table ip6 {KEEP}\n"));
+        // And never again.
+        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)).harmed, Vec::<String>::new());
+        assert_eq!(remove(Some(Mode::Userspace), Some(&mut keep)), Report::default());
+        Some(())
+    });
+}
+
+/// The same for chains that only tools can remove, where there is not even a socket.
+#[test]
+fn without_a_socket_what_cannot_be_kept_is_told() {
+    alone(|| {
+        tool(&["iptables-legacy-restore"], TABLES)?;
+        let none: Result<Nft<Socket>, _> = Err(netlink::Error::Malformed("no socket"));
+        let mut keep = Keep::new(Carrier::default());
+        let report = remove_over(none, Some(Mode::Userspace), Some(&mut keep));
+        assert!(
+            matches!(&report.harmed[..], [told] if told.contains("IPv4") && told.contains("no socket")),
+            "{report:?}"
+        );
+        assert_eq!(shown("iptables-legacy-save")?, REST);
+        Some(())
+    });
+}
+
 /// The chains of the other way kept what was translated before it, so that they too are not to go without.
 #[test]
 fn listeners_take_the_place_of_what_steers() {
@@ -453,6 +508,8 @@ fn an_open_connection_stays_translated_until_it_ends() {
         let mut talk = Talk::begin(&listener, (service, 80));
         // Of somebody else, to whom it would be wrong to wait.
         let _other = Talk::begin(&listener, (Ipv4Addr::LOCALHOST.into(), 81));
+        // Of whoever came to the listener itself.
+        let _straight = Talk::begin(&listener, (service, 8080));
         let carrier = Carrier::default();
         carrier.pretend(&[service]);
         let mut keep = Keep::new(carrier.clone());
