@@ -98,7 +98,7 @@ enum Overlap {
     Some,
 }
 
-fn take_over(way: Way, overlap: Overlap) {
+fn take_over(way: Way, overlap: Overlap, flags: &[&str]) {
     let Some(mut stage) = stage() else { return };
     let mut peer = rival(&stage, way);
     peer.until("kube-proxy writes", || {
@@ -106,7 +106,9 @@ fn take_over(way: Way, overlap: Overlap) {
         if text.contains(way.trace()) { Ok(()) } else { Err(text) }
     });
     targets().iter().for_each(|target| target.expect(&stage.lab, &["a1", "a2", "b1"]));
-    let kubeconfig = format!("--kubeconfig={}", stage.control.by_token().display());
+    let what = format!("take-over from {way:?} {}", flags.join(" "));
+    let mut flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    flags.push(format!("--kubeconfig={}", stage.control.by_token().display()));
 
     // The load borrows the lab, and the steps all the rest but the daemon.
     let idle = stage.idle_daemon();
@@ -120,7 +122,7 @@ fn take_over(way: Way, overlap: Overlap) {
             peer.take().expect("it runs").kill();
             load.go_on(ROUND);
         }
-        daemon.start(&[kubeconfig]);
+        daemon.start(&flags);
         daemon.must_serve();
         load.go_on(ROUND);
         if let Some(peer) = peer {
@@ -132,9 +134,14 @@ fn take_over(way: Way, overlap: Overlap) {
         // Portolan alone decides now.
         stage.apply(&manifest::slices("web", &["a1", "a2", "b1", "b2"]));
         targets().iter().for_each(|target| target.expect(&stage.lab, &["a1", "a2", "b1", "b2"]));
-        load.end(&format!("take-over from {way:?}"));
+        load.end(what.trim());
     });
     foreign_rules_are_there(stage);
+}
+
+/// Nobody translates any more but for what is open, and that a table of ours keeps.
+fn take_over_by_listeners(way: Way, overlap: Overlap) {
+    take_over(way, overlap, &["--proxy-mode=userspace", "--userspace-bind"]);
 }
 
 fn hand_back(way: Way) {
@@ -178,27 +185,47 @@ fn hand_back(way: Way) {
 
 #[test]
 fn from_nftables() {
-    take_over(Way::Nftables, Overlap::None);
+    take_over(Way::Nftables, Overlap::None, &[]);
 }
 
 #[test]
 fn from_nftables_while_it_still_runs() {
-    take_over(Way::Nftables, Overlap::Some);
+    take_over(Way::Nftables, Overlap::Some, &[]);
 }
 
 #[test]
 fn from_iptables_nft() {
-    take_over(Way::IptablesNft, Overlap::None);
+    take_over(Way::IptablesNft, Overlap::None, &[]);
 }
 
 #[test]
 fn from_iptables_nft_while_it_still_runs() {
-    take_over(Way::IptablesNft, Overlap::Some);
+    take_over(Way::IptablesNft, Overlap::Some, &[]);
 }
 
 #[test]
 fn from_iptables_legacy() {
-    take_over(Way::IptablesLegacy, Overlap::None);
+    take_over(Way::IptablesLegacy, Overlap::None, &[]);
+}
+
+#[test]
+fn from_nftables_to_listeners() {
+    take_over_by_listeners(Way::Nftables, Overlap::None);
+}
+
+#[test]
+fn from_nftables_to_listeners_while_it_still_runs() {
+    take_over_by_listeners(Way::Nftables, Overlap::Some);
+}
+
+#[test]
+fn from_iptables_nft_to_listeners() {
+    take_over_by_listeners(Way::IptablesNft, Overlap::None);
+}
+
+#[test]
+fn from_iptables_legacy_to_listeners() {
+    take_over_by_listeners(Way::IptablesLegacy, Overlap::None);
 }
 
 #[test]
