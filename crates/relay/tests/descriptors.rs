@@ -3,8 +3,8 @@
 //! A process of its own, because it runs out of descriptors.
 
 use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::Read,
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
@@ -23,22 +23,26 @@ impl Directory for One {
     }
 }
 
-/// Answers each byte, one thread for all: connections are many.
-fn endpoint() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-    let address = listener.local_addr().expect("an address");
-    thread::spawn(move || {
-        let mut kept = Vec::new();
-        for mut stream in listener.incoming().flatten() {
-            let _ = stream.write_all(b"!");
-            kept.push(stream);
-        }
-    });
-    address
+/// Says a byte to each. In a process of its own: of those that run out here it would lack one to answer with, and somebody
+/// would wait for it.
+fn endpoint() -> (Python, SocketAddr) {
+    let mut python = Python::run(
+        "import resource, socket\n\
+         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n\
+         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n\
+         listener = socket.create_server(('127.0.0.1', 0), backlog=4096)\n\
+         print(listener.getsockname()[1], flush=True)\n\
+         kept = []\n\
+         while True:\n\
+        \x20   kept.append(listener.accept()[0])\n\
+        \x20   kept[-1].sendall(b'!')\n",
+    );
+    let port = u16::try_from(python.first_line()[0]).expect("a port");
+    (python, SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
 /// The clients are in a process of their own, or their descriptors would run out first.
-fn clients(to: SocketAddr, count: usize, then: &str) -> Clients {
+fn clients(to: SocketAddr, count: usize, then: &str) -> Python {
     let script = format!(
         "import socket, sys, resource, time\n\
          soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n\
@@ -56,30 +60,36 @@ fn clients(to: SocketAddr, count: usize, then: &str) -> Clients {
         to.ip(),
         to.port()
     );
-    let python =
-        Command::new("python3").arg("-c").arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    Clients(python.expect("python3 is there"))
+    Python::run(&script)
 }
 
 /// Ends with the test, however that ends.
-struct Clients(Child);
+struct Python(Child);
 
-impl Drop for Clients {
+impl Python {
+    fn run(script: &str) -> Python {
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(script).stdin(Stdio::null()).stdout(Stdio::piped());
+        Python(command.spawn().expect("python3 is there"))
+    }
+
+    fn first_line(&mut self) -> Vec<usize> {
+        let mut text = Vec::new();
+        let out = self.0.stdout.as_mut().expect("it is piped");
+        let mut byte = [0];
+        while out.read(&mut byte).is_ok_and(|len| len == 1) && byte != *b"\n" {
+            text.push(byte[0]);
+        }
+        let text = String::from_utf8(text).expect("text");
+        text.split_whitespace().map(|word| word.parse().expect("a number")).collect()
+    }
+}
+
+impl Drop for Python {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn first_line(Clients(child): &mut Clients) -> Vec<usize> {
-    let mut text = Vec::new();
-    let out = child.stdout.as_mut().expect("it is piped");
-    let mut byte = [0];
-    while out.read(&mut byte).is_ok_and(|len| len == 1) && byte != *b"\n" {
-        text.push(byte[0]);
-    }
-    let text = String::from_utf8(text).expect("text");
-    text.split_whitespace().map(|word| word.parse().expect("a number")).collect()
 }
 
 fn until(what: &str, holds: impl Fn() -> bool) {
@@ -93,10 +103,11 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn many_connections_are_carried_and_too_many_refused() {
     let limit = relay::relay::descriptors(20_000);
-    // Each takes three descriptors of this process: the endpoint is here too.
+    // Each takes two descriptors of this process.
     let wanted = (limit / 4).min(4_000);
     let service = Arc::new(Service::new("test"));
-    service.update(ServiceSettings { connections: Some(1 << 30), ..Default::default() }, &[(endpoint(), 1)]);
+    let (_python, endpoint) = endpoint();
+    service.update(ServiceSettings { connections: Some(1 << 30), ..Default::default() }, &[(endpoint, 1)]);
     // The endpoint never closes anything.
     let half_closed = Duration::from_millis(500);
     let settings = Settings { connections: usize::MAX, half_closed, ..Settings::default() };
@@ -106,11 +117,11 @@ fn many_connections_are_carried_and_too_many_refused() {
 
     let before = resident_kib();
     let mut child = clients(bound.address, wanted, "time.sleep(600)");
-    assert_eq!(first_line(&mut child), [wanted, 0]);
+    assert_eq!(child.first_line(), [wanted, 0]);
     until("all are open", || relay.counters().open_connections.value() == wanted);
     let each = (resident_kib() - before) as f64 / wanted as f64;
     println!("{wanted} idle connections: {each:.2} KiB each");
-    // The endpoint's side is in this process too. 6 KiB are far more than anything here should take.
+    // 6 KiB are far more than anything here should take.
     assert!(each < 6.0, "{each} KiB for an idle connection");
     assert!(relay.counters().pipes.value() <= 2 * 64, "idle connections hold no pipes");
 
@@ -118,7 +129,7 @@ fn many_connections_are_carried_and_too_many_refused() {
     let taken = std::fs::read_dir("/proc/self/fd").expect("a directory").count() as u64;
     rustix_limit(taken + 30);
     let mut more = clients(bound.address, 200, "sys.exit(0)");
-    let said = first_line(&mut more);
+    let said = more.first_line();
     drop(more);
     assert_eq!(said.iter().sum::<usize>(), 200, "nobody waits for nothing: {said:?}");
     assert!(said[1] > 100, "{said:?}");
