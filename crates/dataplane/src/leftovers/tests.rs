@@ -538,8 +538,10 @@ struct Talk(TcpStream, TcpStream, u16);
 impl Talk {
     fn begin(listener: &TcpListener, to: (IpAddr, u16)) -> Talk {
         let client = TcpStream::connect(to).expect("it is translated");
-        client.set_read_timeout(Some(Duration::from_secs(5))).expect("a time");
         let (server, _) = listener.accept().expect("it arrives");
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(Duration::from_secs(5))).expect("a time");
+        }
         Talk(client, server, to.1)
     }
 
