@@ -15,11 +15,15 @@ use crate::{
     counters::Refusal,
     proxy_protocol,
     service::Asking,
-    socket,
+    socket::{self, Ports},
     stream::Known,
     tcp::{Connection, EVENTS, End, Tcp},
     worker::{Context, Peer, Token},
 };
+
+/// With so many connections to one endpoint, half of the ports may be in use before long. (There are 14,116 in half of what
+/// Linux has without being told.)
+const CROWD: usize = 4_096;
 
 /// What is known while no endpoint has answered.
 #[derive(Debug)]
@@ -78,8 +82,9 @@ impl Tcp {
         dial.deadline = if may_retry { (context.now + millis(time)).min(dial.last) } else { dial.last };
         let deadline = dial.deadline;
         endpoint.open.enter(usize::MAX);
+        let ports = if endpoint.open.value() > CROWD { Ports::InTurn } else { Ports::ByHalves };
         connection.endpoint = Some(endpoint);
-        let server = match socket::dial(address) {
+        let server = match socket::dial(address, ports) {
             Ok(server) => server,
             Err(error) if is_ours(&error) => return Attempt::NobodyLeft(Refusal::Descriptors),
             Err(_) => {

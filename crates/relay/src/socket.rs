@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    libc, setsockopt_impl, sockopt_impl,
+    sys::socket::{setsockopt, sockopt},
+};
 use rustix::net as rnet;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
@@ -95,9 +98,28 @@ fn open(address: SocketAddr, transport: Transport) -> io::Result<Socket> {
     Socket::new(Domain::for_address(address), kind.nonblocking().cloexec(), Some(protocol))
 }
 
+/// From which of its ports this node dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ports {
+    /// As the kernel does it: first one half of them, and only then the other.
+    ByHalves,
+    /// The next that is free. Where the first half is in use, the kernel would look at all of it before each connection to the
+    /// same endpoint, which costs several times the connection (bench/README.md).
+    InTurn,
+}
+
+// The kernel's `IP_LOCAL_PORT_RANGE`, since Linux 6.3: the highest port in the upper half of the number, the lowest in the lower.
+sockopt_impl!(PortRange, SetOnly, libc::IPPROTO_IP, PORT_RANGE, u32);
+const PORT_RANGE: i32 = 51;
+
 /// A socket on its way to an endpoint. Errors come later, when it is writable.
-pub(crate) fn dial(endpoint: SocketAddr) -> io::Result<OwnedFd> {
+pub(crate) fn dial(endpoint: SocketAddr, ports: Ports) -> io::Result<OwnedFd> {
     let socket: OwnedFd = open(endpoint, Transport::Tcp)?.into();
+    if ports == Ports::InTurn {
+        // With a range of its own a socket gets no halves (since 6.8). Beyond that of the node no range goes; an older kernel
+        // does as it always did.
+        let _ = setsockopt(&socket, PortRange, &(u32::from(u16::MAX) << 16 | 1));
+    }
     rnet::sockopt::set_tcp_nodelay(&socket, true)?;
     put_acknowledgements_off(&socket);
     match rnet::connect(&socket, &endpoint) {
@@ -189,5 +211,36 @@ fn canonical(address: SocketAddr) -> SocketAddr {
             None => address,
         },
         IpAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+
+    use super::*;
+
+    /// The kernel's halves are the even ports and the odd ones.
+    #[test]
+    fn ports_are_taken_in_turn() {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a version");
+        let numbers: Vec<u32> =
+            release.split(['.', '-']).map_while(|part| part.parse().ok()).take(2).collect();
+        if numbers < vec![6, 8] {
+            println!("skipped: Linux {release} always goes by halves");
+            return;
+        }
+        for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            let Ok(listener) = TcpListener::bind((ip, 0)) else {
+                println!("skipped: there is no {ip}");
+                continue;
+            };
+            let endpoint = listener.local_addr().expect("an address");
+            let dial = |_| dial(endpoint, Ports::InTurn).expect("a socket");
+            let sockets: Vec<OwnedFd> = (0..32).map(dial).collect();
+            let ports = sockets.iter().filter_map(local_address).map(|address| address.port());
+            let (odd, even): (Vec<u16>, Vec<u16>) = ports.partition(|port| port % 2 == 1);
+            assert!(!odd.is_empty() && !even.is_empty(), "{ip}: {odd:?} {even:?}");
+        }
     }
 }
