@@ -242,6 +242,10 @@ mod tests {
             add_over(&mut route, Family::V4).expect("it is written");
             assert_eq!(both(), [false, true]);
         }
+        netns.run(|| remove(Family::V4)).expect("entered").expect("removed");
+        assert_eq!(both(), [false, false]);
+        add_over(&mut route, Family::V4).expect("it is written");
+        assert_eq!(both(), [false, true]);
         for _ in 0..2 {
             netns.run(|| widen(Family::V4)).expect("entered").expect("it is written");
             assert_eq!(both(), [true, false]);
