@@ -240,6 +240,8 @@ impl Drop for SetOnDrop<'_> {
 /// Somebody else commits all the time: a listing is complete and of one moment, or says that it is not.
 #[test]
 fn a_listing_is_of_one_moment() {
+    // So many that they go for longer than it takes to begin a listing.
+    const ALL: usize = 20_000;
     let Some(netns) = scratch_netns("a_listing_is_of_one_moment") else { return };
     let mut nft = connect(&netns);
     let table = small_table(&mut nft);
@@ -247,7 +249,7 @@ fn a_listing_is_of_one_moment() {
         let mut batch = Batch::new();
         batch.flush_set(1, table, "set");
         let mut writer = batch.add_elements(2, table, "set", Create::Exclusive);
-        (0..4000u16).for_each(|i| writer.push(&Element::key(&[to, from, (i >> 8) as u8, i as u8])));
+        (0..ALL as u16).for_each(|i| writer.push(&Element::key(&[to, from, (i >> 8) as u8, i as u8])));
         drop(writer);
         batch
     };
@@ -259,16 +261,20 @@ fn a_listing_is_of_one_moment() {
         let (done, there, back) = (&done, &there, &back);
         scope.spawn(move || {
             while !done.load(Ordering::Relaxed) {
-                other.commit(back).expect("commit");
-                other.commit(there).expect("commit");
-                // A table that grows settles within that time also on a slow machine.
-                std::thread::sleep(Duration::from_millis(100));
+                for all in [back, there] {
+                    other.commit(all).expect("commit");
+                    // A table that grows settles within that time also on a slow machine.
+                    std::thread::sleep(Duration::from_millis(100));
+                }
             }
         });
         // Also if an assertion fails: the scope waits for the other thread.
         let _stop = SetOnDrop(done);
         let (mut complete, mut interrupted) = (0, 0);
-        while complete < 5 && interrupted < 50 {
+        while complete < 20 && interrupted < 50 {
+            // The worst moment to begin: what is new counts already, and what it replaces is still going.
+            let before = nft.generation().expect("a number");
+            while nft.generation().expect("a number") == before {}
             let mut first = BTreeMap::<u8, usize>::new();
             let outcome = nft.elements(table, "set", |visit| match visit {
                 Visit::Start => first.clear(),
@@ -277,7 +283,7 @@ fn a_listing_is_of_one_moment() {
             match outcome {
                 Ok(()) => {
                     complete += 1;
-                    assert_eq!(first.into_values().collect::<Vec<_>>(), [4000], "all of one kind");
+                    assert_eq!(first.into_values().collect::<Vec<_>>(), [ALL], "all of one kind");
                 }
                 Err(Error::Interrupted) => interrupted += 1,
                 Err(error) => panic!("{error}"),
