@@ -4,7 +4,7 @@
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use rustix::net;
 
 use super::Places;
 
@@ -154,10 +155,22 @@ fn one_by_one(to: SocketAddr, until: Instant) -> Result<u64> {
 pub(super) fn idle(to: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
     let mut kept = Vec::with_capacity(count);
     for number in 0..count {
-        let mut stream = TcpStream::connect(to).with_context(|| format!("idle connection {number}"))?;
+        let stream = if to.ip().is_loopback() { connect_as_many(to, number) } else { TcpStream::connect(to) };
+        let mut stream = stream.with_context(|| format!("idle connection {number}"))?;
         stream.write_all(b"i")?;
         stream.read_exact(&mut [0]).with_context(|| format!("answer of idle connection {number}"))?;
         kept.push(stream);
     }
     Ok(kept)
+}
+
+/// Connects from one of several addresses, each with a part of the connections: from one alone the kernel would spend most of the
+/// time on its search for a port, once half of them are in use.
+fn connect_as_many(to: SocketAddr, number: usize) -> std::io::Result<TcpStream> {
+    const EACH: usize = 10_000;
+    let from = Ipv4Addr::new(127, 0, 1, 1 + (number / EACH) as u8);
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
+    net::bind(&socket, &SocketAddr::from((from, 0)))?;
+    net::connect(&socket, &to)?;
+    Ok(socket.into())
 }

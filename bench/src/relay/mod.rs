@@ -29,6 +29,8 @@ use crate::{
     machine::Machine,
 };
 
+const CONGESTION: &str = "ipv4/tcp_congestion_control";
+
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -50,6 +52,9 @@ pub struct Options {
     /// With --routed: cables that carry so many gigabits a second, as a node has them; else as many as the processors can
     #[arg(long, requires = "routed")]
     link_gbit: Option<u32>,
+    /// Congestion control of everybody, such as `reno`; else that of the machine. One that paces, as `bbr`, costs much
+    #[arg(long)]
+    congestion: Option<String>,
     /// Keep the table in this file too
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -90,6 +95,10 @@ impl Places {
         Ok(Places { client, node, endpoint, node_ip: NODE_TO_CLIENT.into(), endpoint_ip: SINK.into() })
     }
 
+    fn all(&self) -> [&Namespace; 3] {
+        [&self.client, &self.node, &self.endpoint]
+    }
+
     /// Short connections use up the ports of one address quickly.
     fn have_many_ports(&self) -> Result<()> {
         for namespace in [&self.client, &self.node] {
@@ -105,6 +114,9 @@ pub fn run(options: &Options) -> Result<()> {
     let descriptors = ::relay::relay::descriptors(1 << 20);
     let places = if options.routed { Places::routed(options.link_gbit)? } else { Places::on_loopback()? };
     places.have_many_ports()?;
+    if let Some(congestion) = &options.congestion {
+        places.all().into_iter().try_for_each(|place| place.sysctl(CONGESTION, congestion))?;
+    }
     let text = places.node.run(|| measure(options, &places, descriptors))??;
     print!("{text}");
     match &options.keep {
@@ -147,7 +159,8 @@ fn measure(options: &Options, places: &Places, descriptors: usize) -> Result<Str
         figures.idle_mib = Some(subject.resident_mib()?);
         drop(kept);
     }
-    Ok(table(options, &subjects, &figures))
+    let congestion = fs::read_to_string(format!("/proc/sys/net/{CONGESTION}")).unwrap_or_default();
+    Ok(table((options, congestion.trim()), &subjects, &figures))
 }
 
 /// Processor time of client and endpoint, in seconds.
@@ -155,11 +168,11 @@ fn cpu_of_ends(endpoint: &Endpoint) -> Result<f64> {
     Ok(subjects::cpu(std::process::id())? + subjects::cpu(endpoint.process())?)
 }
 
-fn table(options: &Options, subjects: &[Subject], figures: &[Figures]) -> String {
+fn table((options, congestion): (&Options, &str), subjects: &[Subject], figures: &[Figures]) -> String {
     let machine = Machine::this();
     let cables = options.link_gbit.map_or(String::new(), |gbit| format!(", cables of {gbit} Gbit/s"));
     let mut text = format!(
-        "Relay, {}{cables}: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
+        "Relay, {}{cables}, {congestion}: {} rounds of {} s, {} streams; {} cores, {}, Linux {}, load {:.1}\n\n",
         if options.routed { "client, proxy and endpoint in a namespace each" } else { "all on one loopback" },
         options.rounds,
         options.seconds,
