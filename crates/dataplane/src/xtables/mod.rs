@@ -185,6 +185,10 @@ pub trait Tables: Send {
     }
 }
 
+/// What a tool locks that is to lock nothing: its own standard input, the pipe that nobody else has. Not `/dev/null`: all
+/// tools that are told so would wait for each other there, and whoever may open it could hold them up.
+const NO_LOCK: &str = "/proc/self/fd/0";
+
 /// The tools of one variant.
 #[derive(Clone, Debug)]
 pub struct Xtables {
@@ -265,8 +269,7 @@ impl Xtables {
         // The nft variant knows the option and has nothing to wait for.
         let seconds = if is_guarded { 1 } else { self.limits.lock.as_secs().max(1) }.to_string();
         let args = ["-w", &seconds, "--noflush", "--counters"];
-        // A file that is there, can be opened, and is nobody's lock.
-        let lock = is_guarded.then_some("/dev/null");
+        let lock = is_guarded.then_some(NO_LOCK);
         let job = Job { tool, args: &args, input: Some(input), lock, limit: self.limits.run };
         let writers = &self.writers;
         let mut entry = (self.variant == Variant::Legacy).then(|| self.ledger.open(family, input));

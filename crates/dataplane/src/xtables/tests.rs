@@ -212,6 +212,24 @@ fn nobody_is_waited_for_in_a_namespace_of_our_own() {
     });
 }
 
+/// What our tool locks instead of the lock that we hold is its own: two of them never wait for each other.
+#[test]
+fn a_tool_that_is_to_lock_nothing_waits_for_nobody() {
+    with_each(|variant| {
+        let path = env::temp_dir().join(format!("portolan-no-lock-{}", std::process::id()));
+        let held = fs::File::open("/dev/null").unwrap();
+        let guarded = find_variant(&SEARCH, variant).unwrap().behind(path.clone());
+        let elsewhere = guarded.elsewhere();
+        held.lock().unwrap();
+        for mut xtables in [guarded, elsewhere] {
+            xtables.restore(Family::V4, "*nat\n:KUBE-X - [0:0]\nCOMMIT\n").unwrap();
+            assert!(xtables.lock.is_none_or(|lock| !lock.is_left_to_tool()), "{variant}");
+        }
+        // The legacy variant alone has a lock.
+        let _ = fs::remove_file(&path);
+    });
+}
+
 /// Older tools take the lock whatever they are told.
 #[test]
 fn a_tool_that_locks_by_itself_is_let() {
