@@ -52,8 +52,8 @@ pub struct Iptables<T = Xtables> {
     loopback: PerFamily<bool>,
     /// The kernel takes packets out of a TCP window for valid.
     liberal: bool,
-    /// The tools know rules that count with counters of their own.
-    counts: bool,
+    /// The tools know rules that count with counters of their own; `None` as long as that could not be found out.
+    counts: Option<bool>,
     /// And those counters are there.
     accounts: bool,
     /// What is not as it should be on this host; told once.
@@ -68,9 +68,8 @@ impl Iptables<Xtables> {
     pub fn open(config: &Config) -> Result<Iptables<Xtables>, Unsupported> {
         let xtables::Found { xtables: tools, warnings: doubts } = xtables::open(config.xtables)?;
         probe::probe(&tools, config.families)?;
-        let counts = probe::counts(&tools, config.families);
         let mut iptables = Iptables::over(tools, config);
-        iptables.counts = counts;
+        iptables.counts = probe::counts(&iptables.tables, config.families);
         iptables.doubts = doubts;
         iptables.liberal = fs::read_to_string(BE_LIBERAL).is_ok_and(|value| value.trim() != "0");
         Ok(iptables)
@@ -87,7 +86,7 @@ impl<T: Tables> Iptables<T> {
             audit: audit::Audit::default(),
             loopback: PerFamily::default(),
             liberal: false,
-            counts: false,
+            counts: None,
             accounts: false,
             doubts: Vec::new(),
         }
@@ -102,6 +101,15 @@ impl<T: Tables> Iptables<T> {
             liberal: self.liberal,
             accounts: self.accounts,
             comments,
+        }
+    }
+
+    /// Whether rules are to count with counters of their own; as before, where that cannot be found out just now.
+    fn can_count(&mut self) -> bool {
+        self.counts = self.counts.or_else(|| probe::counts(&self.tables, self.config.families));
+        match self.counts {
+            Some(true) => self.tables.keep_accounts(&xt::ACCOUNTS).unwrap_or(self.accounts),
+            _ => false,
         }
     }
 
@@ -164,9 +172,10 @@ impl<T: Tables> Dataplane for Iptables<T> {
             Scope::Only(changes) if known.is_some() && !changes.node_wide => Some(changes),
             _ => None,
         };
+        let counted = self.accounts;
         if changes.is_none() {
             self.loopback = loopback::prepare(plan, self.config.families, &mut applied.warnings);
-            self.accounts = self.counts && self.tables.keep_accounts(&xt::ACCOUNTS);
+            self.accounts = self.can_count();
         }
         let was_known = known.is_some();
         let mut next = PerFamily::default();
@@ -200,7 +209,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
             applied.tables.push(of(Table::Filter, rules.filter, written.filter));
         }
         self.known = Some(next);
-        let is_asked = matches!(scope, Scope::All) && was_known;
+        let is_asked = matches!(scope, Scope::All) && was_known && self.accounts == counted;
         applied.mended = is_asked && !applied.changed_nothing() && !self.tables.is_sure();
         Ok(applied)
     }

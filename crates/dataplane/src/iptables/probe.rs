@@ -3,6 +3,8 @@
 //! Asks once whether tools and kernel can do all that is needed: in a network namespace made for it, so that nothing
 //! of the node is touched.
 
+use std::time::{Duration, Instant};
+
 use model::{Family, PerFamily};
 use netlink::Netns;
 
@@ -56,18 +58,57 @@ pub(super) fn ask(tools: &mut dyn Tables, family: Family) -> Result<(), Unsuppor
     Err(missing(family, &all, None))
 }
 
-/// Whether rules can count with counters of their own. Nothing depends on it but metrics.
-pub(super) fn counts(tools: &Xtables, families: PerFamily<bool>) -> bool {
-    let Ok(netns) = Netns::new() else { return false };
-    let mut families = Family::BOTH.into_iter().filter(|family| families[*family]);
-    families.all(|family| {
-        let mut tools = tools.elsewhere();
-        let asked = netns.run(move || {
-            let need = (Table::Nat, "-m nfacct --nfacct-name portolan_probe -j RETURN", "xt_nfacct");
-            tools.keep_accounts(&["portolan_probe"]) && tools.restore(family, &input(&[need], family)).is_ok()
-        });
-        asked.unwrap_or(false)
-    })
+/// Whether rules can count with counters of their own; `None` if that could not be found out. Nothing depends on it but
+/// metrics, but whoever decides otherwise than the process before writes other rules.
+pub(super) fn counts(tools: &dyn Tables, families: PerFamily<bool>) -> Option<bool> {
+    let Some(mut tools) = tools.elsewhere() else { return Some(false) };
+    let netns = match Netns::new() {
+        Ok(netns) => netns,
+        Err(error) => return error.is_permission().then_some(false),
+    };
+    for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
+        match netns.run(|| counts_here(&mut *tools, family)) {
+            Ok(Some(true)) => {}
+            Ok(answer) => return answer,
+            Err(_) => return None,
+        }
+    }
+    Some(true)
+}
+
+/// So often it is tried whether rules can count, and not again after so long: services wait meanwhile.
+const TRIALS: (usize, Duration) = (3, Duration::from_secs(10));
+
+/// A refusal counts when it comes twice: one who asks while others are loading the module may be refused, too.
+fn counts_here(tools: &mut dyn Tables, family: Family) -> Option<bool> {
+    let (most, patience) = TRIALS;
+    let begun = Instant::now();
+    let mut is_refused = false;
+    for trial in 0..most {
+        if trial > 0 && begun.elapsed() > patience {
+            break;
+        }
+        match counts_once(tools, family) {
+            Some(false) if !is_refused => is_refused = true,
+            None => {}
+            answer => return answer,
+        }
+    }
+    None
+}
+
+fn counts_once(tools: &mut dyn Tables, family: Family) -> Option<bool> {
+    let need = (Table::Nat, "-m nfacct --nfacct-name portolan_probe -j RETURN", "xt_nfacct");
+    match tools.keep_accounts(&["portolan_probe"]) {
+        Some(true) => {}
+        answer => return answer,
+    }
+    match tools.restore(family, &input(&[need], family)) {
+        Ok(()) => Some(true),
+        Err(Failure::Refused { .. } | Failure::Missing { .. }) => Some(false),
+        // As above: that passes.
+        Err(Failure::Locked { .. } | Failure::Slow { .. } | Failure::Run { .. }) => None,
+    }
 }
 
 fn missing(family: Family, failure: &Failure, need: Option<&Need>) -> Unsupported {
@@ -98,7 +139,10 @@ fn input(needs: &[Need], family: Family) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::xtables::{SEARCH, Variant, find_variant, testing::Without};
+    use crate::xtables::{
+        SEARCH, Variant, find_variant,
+        testing::{Moody, Without},
+    };
 
     #[test]
     fn what_the_kernel_lacks_is_named() {
@@ -109,6 +153,23 @@ mod tests {
             assert!(error.contains(module), "{error}");
         }
         assert!(ask(&mut Without("nothing of this"), Family::V6).is_ok());
+    }
+
+    #[test]
+    fn only_a_clear_refusal_means_that_rules_cannot_count() {
+        use crate::xtables::testing::Mood::{Done, Locked, NoAnswer, Refused, Slow};
+        for (moods, answer) in [
+            (&[Done][..], Some(true)),
+            (&[Locked, Done], Some(true)),
+            (&[NoAnswer, Slow, Done], Some(true)),
+            (&[Refused, Done], Some(true)),
+            (&[Refused, Refused, Done], Some(false)),
+            (&[Refused, Locked, Refused], Some(false)),
+            (&[Locked, Slow, NoAnswer, Done], None),
+        ] {
+            let mut tools = Moody(moods.iter().copied().collect());
+            assert_eq!(counts_here(&mut tools, Family::V4), answer, "{moods:?}");
+        }
     }
 
     #[test]

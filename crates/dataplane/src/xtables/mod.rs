@@ -44,6 +44,7 @@ use std::{
 
 use model::{Family, PerFamily};
 use netlink::{
+    Errno,
     accounts::Accounts,
     nft::{Nft, TableRef},
 };
@@ -140,9 +141,14 @@ pub trait Tables: Send {
     /// What `iptables-restore --noflush --counters` does: each table of the input changes whole, or not at all.
     fn restore(&mut self, family: Family, input: &str) -> Result<(), Failure>;
 
-    /// Makes counters for `nfacct` if they are not there; whether they are now.
-    fn keep_accounts(&mut self, _names: &[&str]) -> bool {
-        false
+    /// Makes counters for `nfacct` if they are not there; whether they are now, and `None` if that is not known.
+    fn keep_accounts(&mut self, _names: &[&str]) -> Option<bool> {
+        Some(false)
+    }
+
+    /// The same for a network namespace that nobody else writes to, to try something there.
+    fn elsewhere(&self) -> Option<Box<dyn Tables>> {
+        None
     }
 
     /// Which of the two it is, if it is one.
@@ -320,9 +326,22 @@ impl Tables for Xtables {
         }
     }
 
-    fn keep_accounts(&mut self, names: &[&str]) -> bool {
-        let Ok(mut accounts) = Accounts::open() else { return false };
-        names.iter().all(|name| accounts.ensure(name).is_ok())
+    fn keep_accounts(&mut self, names: &[&str]) -> Option<bool> {
+        let kept =
+            Accounts::open().and_then(|mut accounts| names.iter().try_for_each(|name| accounts.ensure(name)));
+        // So the kernel says that it knows no such counters. All else passes: no memory, no answer.
+        let is_no = |error: &netlink::Error| {
+            error.is_unsupported() || error.is_permission() || error.errno() == Some(Errno::INVAL)
+        };
+        match kept {
+            Ok(()) => Some(true),
+            Err(error) if is_no(&error) => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    fn elsewhere(&self) -> Option<Box<dyn Tables>> {
+        Some(Box::new(Xtables::elsewhere(self)))
     }
 
     fn variant(&self) -> Option<Variant> {

@@ -15,7 +15,10 @@ use super::{
 use crate::{
     Config, Dataplane as _, Scope, TableRules,
     iptables::{Iptables, frame::Top, render},
-    xtables::Table,
+    xtables::{
+        Table,
+        testing::{Mood, namespace},
+    },
 };
 
 fn iptables(memory: Memory) -> Iptables<Memory> {
@@ -179,6 +182,53 @@ fn a_change_costs_what_it_changes() {
         lines
     };
     assert_eq!(cost(2), cost(200));
+}
+
+fn counting(iptables: &Iptables<Memory>) -> bool {
+    let rules = |family| iptables.tables.rules(family, Table::Filter, "KUBE-FORWARD").unwrap();
+    Family::BOTH.into_iter().all(|family| rules(family).iter().any(|rule| rule.contains("nfacct")))
+}
+
+/// Whether rules can count is found out in a namespace, which needs root.
+#[test]
+fn what_could_not_be_found_out_is_asked_again() {
+    if namespace().is_none() {
+        return;
+    }
+    let cluster = sampler();
+    let mut iptables = iptables(Memory { accounts: Some(vec![Mood::Locked; 9]), ..Memory::default() });
+    iptables.apply(&cluster.plan, Scope::All).unwrap();
+    assert!(!counting(&iptables));
+    iptables.tables.accounts = Some(Vec::new());
+    let applied = iptables.apply(&cluster.plan, Scope::All).unwrap();
+    assert!(counting(&iptables));
+    assert!(!applied.mended, "nobody else has changed anything");
+    // What is decided stays so.
+    iptables.tables.accounts = Some(vec![Mood::Refused; 9]);
+    assert!(iptables.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
+
+    let mut iptables = self::iptables(Memory { accounts: Some(vec![Mood::Refused; 9]), ..Memory::default() });
+    iptables.apply(&cluster.plan, Scope::All).unwrap();
+    iptables.tables.accounts = Some(Vec::new());
+    iptables.apply(&cluster.plan, Scope::All).unwrap();
+    assert!(!counting(&iptables), "a refusal is an answer");
+}
+
+#[test]
+fn processes_that_decide_otherwise_repair_each_others_rules() {
+    let cluster = sampler();
+    let mut tables = Memory { accounts: Some(Vec::new()), ..Memory::default() };
+    for counts in [true, false, true] {
+        let mut first = iptables(tables);
+        first.counts = Some(counts);
+        first.apply(&cluster.plan, Scope::All).unwrap();
+        assert_eq!(counting(&first), counts);
+        let mut second = iptables(first.tables);
+        second.counts = Some(counts);
+        let applied = second.apply(&cluster.plan, Scope::All).unwrap();
+        assert!(applied.changed_nothing(), "{applied:?}");
+        tables = second.tables;
+    }
 }
 
 #[test]

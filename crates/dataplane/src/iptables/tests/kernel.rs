@@ -69,6 +69,31 @@ fn the_tools_say_what_we_wrote() {
     });
 }
 
+/// Where the kernel has such counters; elsewhere nobody counts, and nothing is to repair.
+#[test]
+fn one_that_counts_and_one_that_does_not_repair_each_others_rules() {
+    with_each(|variant| {
+        let cluster = sampler();
+        let can = open(variant).counts;
+        assert!(can.is_some(), "{variant}: it could not be found out");
+        for counts in [can, Some(false), can] {
+            let apply = || {
+                let mut iptables = open(variant);
+                iptables.counts = counts;
+                iptables.apply(&cluster.plan, Scope::All).unwrap()
+            };
+            apply();
+            for family in Family::BOTH {
+                let found = saved(variant, family, Table::Filter);
+                let wanted = rendered(&cluster.plan, family, Table::Filter, counts == Some(true));
+                assert_eq!(found["KUBE-FORWARD"], wanted["KUBE-FORWARD"], "{variant} {family}");
+            }
+            let again = apply();
+            assert!(again.changed_nothing(), "{variant}: {again:?}");
+        }
+    });
+}
+
 #[test]
 fn steps_come_to_the_same_as_a_leap() {
     with_each(|variant| {

@@ -14,6 +14,7 @@ use crate::{
     iptables::{parse, program::is_built_in},
     xtables::{
         Failure, Table, Tables,
+        testing::{Mood, Moody},
         words::{chain, rule, target},
     },
 };
@@ -29,6 +30,8 @@ pub(crate) struct Memory {
     /// The last input, and how many there were.
     pub(crate) last: String,
     pub(crate) restores: usize,
+    /// There are counters, and a trial of rules that count with them ends so; `None` where there are none.
+    pub(crate) accounts: Option<Vec<Mood>>,
 }
 
 /// What goes wrong with a restore.
@@ -57,7 +60,7 @@ impl Default for Memory {
         };
         let tables = |_| Table::ALL.into_iter().map(|table| (table, chains(table))).collect();
         let tables = PerFamily::from_fn(tables);
-        Memory { tables, schedule: VecDeque::new(), last: String::new(), restores: 0 }
+        Memory { tables, schedule: VecDeque::new(), last: String::new(), restores: 0, accounts: None }
     }
 }
 
@@ -136,6 +139,20 @@ impl Tables for Memory {
         }
         each_line("COMMIT");
         Ok(())
+    }
+
+    fn keep_accounts(&mut self, _: &[&str]) -> Option<bool> {
+        Some(self.accounts.is_some())
+    }
+
+    fn elsewhere(&self) -> Option<Box<dyn Tables>> {
+        let moods = self.accounts.clone()?;
+        Some(Box::new(Moody(moods.into())))
+    }
+
+    /// Those of the legacy variant.
+    fn is_sure(&self) -> bool {
+        false
     }
 
     /// So few that every test has several commits.
