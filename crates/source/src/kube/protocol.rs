@@ -14,7 +14,7 @@
 //! ```
 //!
 //! How a list is asked for depends on the server. Since 1.33 one in one piece is sent object by object from the server's
-//! memory, at less than half of what a streamed one costs it. Older ones put such a list together first: from them it is
+//! memory, at about half of what a streamed one costs it. Older ones put such a list together first: from them it is
 //! streamed, and from those that cannot do that it comes in pages.
 //!
 //! A list that breaks off starts anew with another `Begin`, so nothing is removed for it. A watch resumes where
