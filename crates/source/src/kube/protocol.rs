@@ -100,7 +100,7 @@ pub(crate) struct Protocol {
     whole: bool,
     /// The server does not speak protobuf.
     json: bool,
-    /// The initial events of a streamed list are coming.
+    /// A list is coming: the initial events of a stream, or what is in one piece or on a first page.
     is_listing: bool,
     /// The server sends lists in one piece best.
     at_once: bool,
