@@ -82,9 +82,9 @@ impl Tcp {
         dial.deadline = if may_retry { (context.now + millis(time)).min(dial.last) } else { dial.last };
         let deadline = dial.deadline;
         endpoint.open.enter(usize::MAX);
-        let ports = if endpoint.open.value() > CROWD { Ports::InTurn } else { Ports::ByHalves };
+        let open = endpoint.open.value();
         connection.endpoint = Some(endpoint);
-        let server = match socket::dial(address, ports) {
+        let server = match socket::dial(address, ports(open)) {
             Ok(server) => server,
             Err(error) if is_ours(&error) => return Attempt::NobodyLeft(Refusal::Descriptors),
             Err(_) => {
@@ -187,4 +187,21 @@ enum Attempt {
 pub(crate) fn is_ours(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL))
+}
+
+/// From which ports to dial an endpoint to which there are so many connections, the new one included.
+fn ports(open: usize) -> Ports {
+    if open > CROWD { Ports::InTurn } else { Ports::ByHalves }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_crowd_takes_ports_in_turn() {
+        assert_eq!(ports(1), Ports::ByHalves);
+        assert_eq!(ports(CROWD), Ports::ByHalves);
+        assert_eq!(ports(CROWD + 1), Ports::InTurn);
+    }
 }
