@@ -65,7 +65,7 @@ pub(crate) struct Claims {
     losers: BTreeMap<Frontend, Vec<Claim>>,
     /// What was there before, of each frontend touched since the last settlement. `None` until the first: up to
     /// then all is new, and a cold start need not remember it.
-    touched: Option<BTreeMap<Frontend, Option<Before>>>,
+    touched: Option<BTreeMap<Frontend, Option<Box<Before>>>>,
 }
 
 impl Claims {
@@ -111,12 +111,29 @@ impl Claims {
         }
     }
 
+    /// Whether the service has exactly one claim to this frontend, and nobody else has any.
+    pub(crate) fn is_sole(&self, frontend: &Frontend, service: &ServiceKey) -> bool {
+        !self.losers.contains_key(frontend)
+            && self.owners.get(frontend).is_some_and(|owner| owner.is_of(service))
+    }
+
+    /// Puts another claim in the place of the owner's. What removing and inserting would do where the owner's is the only
+    /// one, but it moves nothing around.
+    pub(crate) fn renew(&mut self, frontend: Frontend, claim: Claim) {
+        let Some(owner) = self.owners.get_mut(&frontend) else { return self.insert(frontend, claim) };
+        let was = std::mem::replace(owner, claim);
+        if let Some(touched) = &mut self.touched {
+            let before = || Some(Box::new(Before { owner: was, losers: Vec::new() }));
+            touched.entry(frontend).or_insert_with(before);
+        }
+    }
+
     /// Shows every frontend that was touched since the last call, in order, with what it was.
     pub(crate) fn settle(&mut self, mut show: impl FnMut(&Claims, Frontend, Option<&Before>)) {
         match self.touched.replace(BTreeMap::new()) {
             None => self.owners.keys().for_each(|frontend| show(self, *frontend, None)),
             Some(touched) => {
-                touched.iter().for_each(|(frontend, before)| show(self, *frontend, before.as_ref()));
+                touched.iter().for_each(|(frontend, before)| show(self, *frontend, before.as_deref()));
             }
         }
     }
@@ -153,7 +170,8 @@ impl Claims {
         touched.entry(frontend).or_insert_with(|| {
             let owner = self.owners.get(&frontend)?.clone();
             let losers = self.losers.get(&frontend).into_iter().flatten();
-            Some(Before { owner, losers: losers.map(|claim| claim.decision.service.clone()).collect() })
+            let losers = losers.map(|claim| claim.decision.service.clone()).collect();
+            Some(Box::new(Before { owner, losers }))
         });
     }
 }

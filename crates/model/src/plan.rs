@@ -19,7 +19,7 @@ pub use crate::decision::{
     NodePortScope, PodTraffic, Pool, Role, Verdict,
 };
 use crate::{
-    claims::Claims,
+    claims::{Claim, Claims},
     counted::Counted,
     expand::{Expansion, expand},
     family::{Family, PerFamily},
@@ -196,7 +196,37 @@ impl Plan {
     }
 
     /// Puts what a service is now in the place of what it was, and returns whether its health check differs.
-    fn replace(&mut self, key: &ServiceKey, new: Expansion) -> bool {
+    fn replace(&mut self, key: &ServiceKey, mut new: Expansion) -> bool {
+        let claims = std::mem::take(&mut new.claims);
+        if self.has_the_same(key, &claims, &new) {
+            claims.into_iter().for_each(|(frontend, claim)| self.claims.renew(frontend, claim));
+        } else {
+            self.withdraw(key);
+            let owned = Owned::of(&claims, &new).collect::<Box<_>>();
+            if !owned.is_empty() {
+                self.services.insert(key.clone(), owned);
+            }
+            claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
+            new.cluster_ips.iter().for_each(|ip| self.cluster_ips.add(*ip));
+            new.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
+        }
+        let health = match new.health {
+            Some(health) => self.health.insert(key.clone(), health),
+            None => self.health.remove(key),
+        };
+        health.as_ref() != self.health.get(key)
+    }
+
+    /// Whether the service had just these frontends and addresses before, and shares the frontends with nobody: so it is
+    /// when endpoints on other nodes come and go, which is nearly always.
+    fn has_the_same(&self, key: &ServiceKey, claims: &[(Frontend, Claim)], new: &Expansion) -> bool {
+        let same = |owned: &[Owned]| owned.iter().copied().eq(Owned::of(claims, new));
+        self.services.get(key).is_some_and(|owned| same(owned))
+            && claims.iter().all(|(frontend, _)| self.claims.is_sole(frontend, key))
+    }
+
+    /// Takes back all that a service has in here, but for its health check.
+    fn withdraw(&mut self, key: &ServiceKey) {
         for owned in self.services.remove(key).unwrap_or_default() {
             match owned {
                 Owned::Frontend(frontend) => self.claims.remove(frontend, key),
@@ -204,18 +234,6 @@ impl Plan {
                 Owned::LocalBackend(ip) => self.local_backends.remove(ip),
             }
         }
-        let owned = Owned::of(&new);
-        if !owned.is_empty() {
-            self.services.insert(key.clone(), owned);
-        }
-        new.claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
-        new.cluster_ips.iter().for_each(|ip| self.cluster_ips.add(*ip));
-        new.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
-        let health = match new.health {
-            Some(health) => self.health.insert(key.clone(), health),
-            None => self.health.remove(key),
-        };
-        health.as_ref() != self.health.get(key)
     }
 
     /// Compares the touched frontends with what they were.
@@ -233,7 +251,7 @@ impl Plan {
 }
 
 /// Something that a service has in the plan.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owned {
     Frontend(Frontend),
     ClusterIp(IpAddr),
@@ -241,11 +259,11 @@ enum Owned {
 }
 
 impl Owned {
-    fn of(expansion: &Expansion) -> Box<[Owned]> {
-        let frontends = expansion.claims.iter().map(|(frontend, _)| Owned::Frontend(*frontend));
-        let cluster_ips = expansion.cluster_ips.iter().copied().map(Owned::ClusterIp);
-        let local_backends = expansion.local_backends.iter().copied().map(Owned::LocalBackend);
-        frontends.chain(cluster_ips).chain(local_backends).collect()
+    fn of<'a>(claims: &'a [(Frontend, Claim)], rest: &'a Expansion) -> impl Iterator<Item = Owned> + 'a {
+        let frontends = claims.iter().map(|(frontend, _)| Owned::Frontend(*frontend));
+        let cluster_ips = rest.cluster_ips.iter().copied().map(Owned::ClusterIp);
+        let local_backends = rest.local_backends.iter().copied().map(Owned::LocalBackend);
+        frontends.chain(cluster_ips).chain(local_backends)
     }
 }
 
@@ -280,7 +298,6 @@ impl Default for NodeWide {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claims::Claim;
 
     /// Ten thousand services have ten thousand of each at least, and a hundred thousand backends.
     #[test]

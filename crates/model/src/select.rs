@@ -124,7 +124,9 @@ pub(crate) fn select(candidates: &[Candidate], uses: Uses) -> Selection {
 }
 
 fn pick(candidates: &[Candidate], admits: impl Fn(&Candidate) -> bool) -> Vec<Backend> {
-    candidates.iter().filter(|candidate| admits(candidate)).map(|candidate| candidate.backend).collect()
+    let mut picked = Vec::with_capacity(candidates.len());
+    picked.extend(candidates.iter().filter(|candidate| admits(candidate)).map(|candidate| candidate.backend));
+    picked
 }
 
 /// Which ready endpoints are near enough.

@@ -32,20 +32,22 @@ impl Slice {
     /// Addresses of another family than the slice's are left out: the API server never lets them pass, and a
     /// frontend could not forward to them.
     pub(crate) fn compact(slice: EndpointSlice, node_name: &str, places: &mut Places, seen: u32) -> Slice {
-        let fits = |endpoint: &&Endpoint| Family::of(endpoint.address) == slice.family;
-        let records = slice.endpoints.iter().filter(fits).map(|e| Record::of(e, node_name, places)).collect();
-        let zone_hints = |endpoint: &Endpoint| endpoint.hints.clone().filter(|hints| !hints.zones.is_empty());
-        let mut zones: Box<[_]> = slice.endpoints.iter().filter(fits).map(zone_hints).collect();
-        if zones.iter().all(Option::is_none) {
-            zones = Box::default();
-        }
+        let endpoints = || slice.endpoints.iter().filter(|e| Family::of(e.address) == slice.family);
+        // A filter does not say how many it lets pass: usually all.
+        let mut records = Vec::with_capacity(slice.endpoints.len());
+        records.extend(endpoints().map(|endpoint| Record::of(endpoint, node_name, places)));
+        let has_zones = |hints: &Arc<Hints>| !hints.zones.is_empty();
+        let zones = match endpoints().any(|endpoint| endpoint.hints.as_ref().is_some_and(has_zones)) {
+            true => endpoints().map(|endpoint| endpoint.hints.clone().filter(has_zones)).collect(),
+            false => Box::default(),
+        };
         Slice {
             name: slice.key.name,
             seen,
             family: slice.family,
             weight: slice.weight,
             ports: slice.ports,
-            records,
+            records: records.into(),
             zones,
         }
     }
