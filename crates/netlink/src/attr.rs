@@ -32,6 +32,10 @@ impl Writer {
         Writer::default()
     }
 
+    pub(crate) fn with_capacity(bytes: usize) -> Writer {
+        Writer { buf: Vec::with_capacity(bytes), ..Writer::default() }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buf
     }

@@ -53,7 +53,7 @@ pub struct Nftables<T = Socket> {
     nft: Nft<T>,
     config: Config,
     /// What the tables hold; `None` when that is not known, at the start and after an error.
-    known: Option<PerFamily<Holdings>>,
+    known: Option<Box<PerFamily<Holdings>>>,
     audit: audit::Audit,
     /// In which families loopback addresses serve node ports.
     loopback: PerFamily<bool>,
@@ -96,10 +96,10 @@ impl<T: Transport> Nftables<T> {
         &mut self.nft
     }
 
-    fn read(&mut self) -> Result<PerFamily<Holdings>, Error> {
+    fn read(&mut self) -> Result<Box<PerFamily<Holdings>>, Error> {
         self.origin =
             self.nft.generation().ok().map(|generation| generation.wrapping_sub(self.nft.commits()));
-        let mut known = PerFamily::default();
+        let mut known = Box::<PerFamily<Holdings>>::default();
         for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
             known[family] = kernel::read(&mut self.nft, family)?;
         }

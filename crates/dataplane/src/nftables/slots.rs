@@ -24,7 +24,9 @@ pub(super) struct Slots {
 impl Slots {
     /// Backends of another family are left out; there are none in a Plan.
     pub(super) fn new(family: Family, endpoints: impl IntoIterator<Item = (IpAddr, u16)>) -> Slots {
-        let mut packed = Vec::new();
+        let endpoints = endpoints.into_iter();
+        let (least, most) = endpoints.size_hint();
+        let mut packed = Vec::with_capacity(most.unwrap_or(least) * stride(family));
         for (address, port) in endpoints {
             match (family, address) {
                 (Family::V4, IpAddr::V4(ip)) => packed.extend(ip.octets()),

@@ -26,7 +26,8 @@ use crate::{Applied, Error, Reading};
 pub(super) struct Turn<'a, T> {
     pub(super) nft: &'a mut Nft<T>,
     pub(super) plan: &'a Plan,
-    pub(super) known: PerFamily<Holdings>,
+    /// In a box, as it goes from hand to hand.
+    pub(super) known: Box<PerFamily<Holdings>>,
     pub(super) applied: Applied,
     pub(super) departed: Departed,
     pub(super) settings: Settings,
@@ -77,7 +78,7 @@ impl<'a, T: Transport> Turn<'a, T> {
     pub(super) fn new(
         nft: &'a mut Nft<T>,
         plan: &'a Plan,
-        known: PerFamily<Holdings>,
+        known: Box<PerFamily<Holdings>>,
         settings: Settings,
     ) -> Turn<'a, T> {
         Turn {

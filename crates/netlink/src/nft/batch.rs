@@ -79,7 +79,7 @@ impl Batch {
     }
 
     fn begin(generation: Option<u32>) -> Batch {
-        let mut writer = Writer::new();
+        let mut writer = Writer::with_capacity(SMALL_BATCH);
         encode::batch_begin(&mut writer, generation);
         let mut batch = Batch { writer, messages: Vec::new(), elements: 0, operations: 0, spoiled_by: None };
         encode::batch_end(&mut batch.writer, 1);
@@ -372,6 +372,8 @@ impl Drop for ElementWriter<'_> {
     }
 }
 
+/// Room for a batch that puts one endpoint in another's place.
+const SMALL_BATCH: usize = 512;
 /// Elements go into lists of about this many bytes. An attribute holds 64 KiB at most; smaller lists make an error's
 /// offset name the element sooner, and cost a header of some 60 bytes each.
 const LIST_LEN: usize = 32 * 1024;
