@@ -249,7 +249,7 @@ impl Servers {
         }
         for family in checks.status.served() {
             let open = self.open.keys().filter(|place| Family::of(place.address.ip()) == family).count();
-            checks.metrics.check_listeners.with(&[ip_family(family)]).set(open as f64);
+            checks.metrics.check_listeners.of(family).set(open as f64);
         }
     }
 

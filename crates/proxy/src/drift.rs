@@ -86,7 +86,7 @@ fn follow(mut watch: Box<dyn Watch>, bell: &Weak<Bell>, (metrics, events): (&Met
 pub fn tell(Drift { what, by, .. }: &Drift, metrics: &Metrics, events: &Recorder) {
     let by = by.as_deref().unwrap_or("unknown");
     tracing::warn!(what, by, "somebody else changed what is ours; putting it right");
-    metrics.drift.with(&[]).add(1);
+    metrics.drift.only().add(1);
     events.note(Note::warning(
         "RulesChanged",
         "Repair",

@@ -9,11 +9,7 @@ use std::{
 
 use dataplane::conntrack::{Sweeper, Swept};
 
-use crate::{
-    metrics::{Metrics, ip_family},
-    reconcile::Sweep,
-    status::Status,
-};
+use crate::{metrics::Metrics, reconcile::Sweep, status::Status};
 
 /// Starts in the network namespace of the calling thread. Without access to tracked connections it says so, and
 /// the rest goes on.
@@ -31,9 +27,9 @@ pub fn sweep(status: &Arc<Status>, metrics: &Arc<Metrics>) -> Sweep {
         };
         tracing::debug!(seen = swept.seen, deleted = swept.deleted, "looked for stale flows");
         for family in status.served() {
-            metrics.stale_flows.with(&[ip_family(family)]).add(swept.by_family[family] as u64);
+            metrics.stale_flows.of(family).add(swept.by_family[family] as u64);
             if let Some(since) = since {
-                metrics.sweep.with(&[ip_family(family)]).observe(since.elapsed().as_secs_f64());
+                metrics.sweep.of(family).observe(since.elapsed().as_secs_f64());
             }
         }
     };

@@ -96,7 +96,7 @@ fn tell_split(Successor { metrics, events, .. }: &Successor, own: Variant, split
         return;
     }
     let other = own.other();
-    metrics.split.with(&[]).add(1);
+    metrics.split.only().add(1);
     let outcome = if split.failed.is_empty() { "they are removed" } else { "they cannot be removed" };
     let words = format!(
         "a Kubernetes proxy has chains in the {other} tables of iptables, beside those in use, in the {own} tables, and \

@@ -18,6 +18,8 @@ pub struct Tally {
     starved: BTreeMap<Frontend, (Policy, Arc<ServicePortName>)>,
     /// How many frontends each of them has: a service port counts once for each family and policy.
     ports: PerFamily<[BTreeMap<Arc<ServicePortName>, u32>; Policy::BOTH.len()]>,
+    /// What the gauges were last set to.
+    published: PerFamily<[Option<usize>; Policy::BOTH.len()]>,
 }
 
 /// The policy that wants endpoints here.
@@ -41,7 +43,7 @@ impl Policy {
 impl Tally {
     /// Looks at everything.
     pub fn rebuild(&mut self, plan: &Plan) {
-        *self = Tally::default();
+        *self = Tally { published: self.published, ..Tally::default() };
         for (frontend, decision) in plan.frontends() {
             self.put(*frontend, Some(decision));
         }
@@ -71,12 +73,15 @@ impl Tally {
         }
     }
 
-    /// Sets the gauges.
-    pub fn publish(&self, metrics: &Metrics, families: impl Iterator<Item = Family>) {
+    /// Sets the gauges that are not right any more.
+    pub fn publish(&mut self, metrics: &Metrics, families: impl Iterator<Item = Family>) {
         for family in families {
             for policy in Policy::BOTH {
-                let ports = &self.ports[family][policy as usize];
-                metrics.no_local_endpoints.with(&[ip_family(family), policy.label()]).set(ports.len() as f64);
+                let count = self.ports[family][policy as usize].len();
+                if self.published[family][policy as usize].replace(count) != Some(count) {
+                    let labels = [ip_family(family), policy.label()];
+                    metrics.no_local_endpoints.with(&labels).set(count as f64);
+                }
             }
         }
     }
@@ -120,7 +125,7 @@ mod tests {
     fn a_port_counts_once_until_its_last_frontend_goes() {
         let metrics = Metrics::new(SystemTime::now());
         let mut tally = Tally::default();
-        let counts = |tally: &Tally| {
+        let counts = |tally: &mut Tally| {
             tally.publish(&metrics, [Family::V4].into_iter());
             Policy::BOTH.map(|policy| metrics.no_local_endpoints.with(&["IPv4", policy.label()]).value())
         };
@@ -131,13 +136,13 @@ mod tests {
             (3, "b", Role::ClusterIp, drop.clone()),
             (4, "c", Role::ClusterIp, Verdict::Reject),
         ]));
-        assert_eq!(counts(&tally), [1.0, 1.0]);
+        assert_eq!(counts(&mut tally), [1.0, 1.0]);
         let now = plan(&[(2, "a", Role::NodePort, drop.clone()), (4, "c", Role::ClusterIp, drop)]);
         let changes = Changes { frontends: [1, 3, 4].map(frontend).into(), ..Changes::default() };
         tally.update(&now, &changes);
-        assert_eq!(counts(&tally), [1.0, 1.0], "a has one frontend left, c replaced b");
+        assert_eq!(counts(&mut tally), [1.0, 1.0], "a has one frontend left, c replaced b");
         let changes = Changes { frontends: [2].map(frontend).into(), ..Changes::default() };
         tally.update(&plan(&[]), &changes);
-        assert_eq!(counts(&tally), [1.0, 0.0]);
+        assert_eq!(counts(&mut tally), [1.0, 0.0]);
     }
 }

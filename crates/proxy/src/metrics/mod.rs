@@ -182,7 +182,7 @@ mod tests {
         metrics.sync.with(&["IPv4"]).observe(0.003);
         metrics.network_programming.with(&["IPv4"]).observe(500.0);
         metrics.no_local_endpoints.with(&["IPv4", "internal"]).set(2.0);
-        metrics.service_changes.with(&[]).add(3);
+        metrics.service_changes.only().add(3);
         let text = metrics.render();
         for line in [
             "# HELP kubeproxy_sync_proxy_rules_duration_seconds [ALPHA] Time of a write to the kernel.",

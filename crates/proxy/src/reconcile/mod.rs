@@ -11,11 +11,13 @@
 
 mod rounds;
 mod sight;
+mod wait;
 
 use std::{
     any::Any,
     hash::{BuildHasher as _, Hasher as _},
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -27,7 +29,7 @@ use dataplane::{
 use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
-use self::{rounds::Rounds, sight::Sight};
+use self::{rounds::Rounds, sight::Sight, wait::Sleeper};
 use crate::{
     claim::Seat,
     clock,
@@ -198,14 +200,7 @@ impl Reconciler {
 
     /// Runs until it is told to stop, or all senders are gone.
     pub fn run(mut self, mut updates: Receiver<Update>, stop: &Notify) {
-        // A clock of its own: the loop may outlive the runtime of its sources.
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                self.ports.status.failed(SystemTime::now(), format!("cannot start the loop: {error}"));
-                return;
-            }
-        };
+        let sleeper = Sleeper::new();
         let mut batch = Vec::new();
         let mut next: Option<Instant> = None;
         let mut tuning = self.ports.tuning.clone();
@@ -213,10 +208,11 @@ impl Reconciler {
             let due = next.unwrap_or_else(|| Instant::now() + IDLE);
             let due = self.tell_systemd().map_or(due, |feeding| due.min(feeding));
             let (drift, seat) = (self.drift.clone().unwrap_or_default(), self.ports.seat.clone());
-            let going_on = runtime.block_on(async {
+            let news = async {
                 tokio::select! {
-                    received = updates.recv_many(&mut batch, BATCH) => received > 0,
-                    () = tokio::time::sleep_until(due.into()) => true,
+                    // Without a lot being drawn. Updates come last: however many there are, they keep nobody else away.
+                    biased;
+                    () = stop.notified() => false,
                     () = drift.rings.notified() => {
                         self.complete = true;
                         self.drifted |= drift.take_certain();
@@ -227,9 +223,10 @@ impl Reconciler {
                         self.retune(tuning.borrow_and_update().clone());
                         true
                     }
-                    () = stop.notified() => false,
+                    received = updates.recv_many(&mut batch, BATCH) => received > 0,
                 }
-            });
+            };
+            let going_on = sleeper.wait(pin!(news), due).unwrap_or(true);
             if !going_on {
                 self.farewell();
                 return;
@@ -299,10 +296,10 @@ impl Reconciler {
         let metrics = &self.ports.metrics;
         match update {
             Update::Service(_) | Update::ServiceGone(_) => {
-                metrics.service_changes.with(&[]).add(self.ports.status.served().count() as u64);
+                metrics.service_changes.only().add(self.ports.status.served().count() as u64);
             }
             Update::Slice(_) | Update::SliceGone(_) => {
-                metrics.endpoint_changes.with(&[]).add(1);
+                metrics.endpoint_changes.only().add(1);
                 self.waiting.slices += 1;
             }
             _ => {}
@@ -367,10 +364,10 @@ impl Reconciler {
         self.ports.status.queued(now);
         let metrics = &self.ports.metrics;
         for family in self.ports.status.served() {
-            metrics.last_queued.with(&[ip_family(family)]).set(clock::unix_secs(now));
+            metrics.last_queued.of(family).set(clock::unix_secs(now));
         }
-        metrics.service_changes_pending.with(&[]).set(self.world.dirty().services.len() as f64);
-        metrics.endpoint_changes_pending.with(&[]).set(self.waiting.slices as f64);
+        metrics.service_changes_pending.only().set(self.world.dirty().services.len() as f64);
+        metrics.endpoint_changes_pending.only().set(self.waiting.slices as f64);
     }
 
     fn sync(&mut self, start: Instant) -> Result<(), String> {
@@ -399,7 +396,7 @@ impl Reconciler {
         // Also when it was in vain: then it is what one wants to know.
         let waited = dataplane.take_lock_wait();
         if !waited.is_zero() {
-            self.ports.metrics.lock_wait.with(&[]).observe(waited.as_secs_f64());
+            self.ports.metrics.lock_wait.only().observe(waited.as_secs_f64());
         }
         let applied = outcome.map_err(|error| error.to_string())?;
         self.ports.connections.retire(&applied.retired);
@@ -408,7 +405,7 @@ impl Reconciler {
         }
         let metrics = &self.ports.metrics;
         for family in applied.fallbacks.iter() {
-            metrics.iptables_partial_failures.with(&[ip_family(*family)]).add(1);
+            metrics.iptables_partial_failures.of(*family).add(1);
         }
         for TableRules { family, table, total, written } in &applied.tables {
             let labels = [ip_family(*family), table.name()];
@@ -432,13 +429,13 @@ impl Reconciler {
         let metrics = &self.ports.metrics;
         let by_scope = if self.complete { &metrics.sync_full } else { &metrics.sync_partial };
         for family in self.ports.status.served() {
-            metrics.sync.with(&[ip_family(family)]).observe(took.as_secs_f64());
-            by_scope.with(&[ip_family(family)]).observe(took.as_secs_f64());
+            metrics.sync.of(family).observe(took.as_secs_f64());
+            by_scope.of(family).observe(took.as_secs_f64());
         }
         if self.serving
             && let Some(since) = self.waiting.since
         {
-            metrics.programming.with(&[]).observe(since.elapsed().as_secs_f64());
+            metrics.programming.only().observe(since.elapsed().as_secs_f64());
         }
         if self.complete {
             self.tally.rebuild(&self.plan);
@@ -447,7 +444,7 @@ impl Reconciler {
         }
         self.tally.publish(metrics, self.ports.status.served());
         let (frontends, failures) = (self.plan.frontend_count(), self.pacer.failures());
-        metrics.frontends.with(&[]).set(frontends as f64);
+        metrics.frontends.only().set(frontends as f64);
         if !self.serving {
             let services = self.world.services().count();
             tracing::info!(services, frontends, ?took, "all services are in force");
@@ -463,10 +460,10 @@ impl Reconciler {
         let metrics = &self.ports.metrics;
         self.ports.status.programmed(now);
         for family in self.ports.status.served() {
-            metrics.last_synced.with(&[ip_family(family)]).set(clock::unix_secs(now));
+            metrics.last_synced.of(family).set(clock::unix_secs(now));
         }
-        metrics.service_changes_pending.with(&[]).set(0.0);
-        metrics.endpoint_changes_pending.with(&[]).set(0.0);
+        metrics.service_changes_pending.only().set(0.0);
+        metrics.endpoint_changes_pending.only().set(0.0);
         let waiting = std::mem::take(&mut self.waiting);
         self.trigger_times(&waiting.trigger_times_nanos, changes, now);
         let told = (!self.complete).then_some(changes);
@@ -481,7 +478,7 @@ impl Reconciler {
             self.drift = Some(drift::watch(&**dataplane, &self.ports.metrics, &self.ports.events));
         }
         if std::mem::take(&mut self.drifted) {
-            self.ports.metrics.drift_mended.with(&[]).add(1);
+            self.ports.metrics.drift_mended.only().add(1);
         }
         if let Succession::Ahead(mode) = self.succession {
             let variant = self.dataplane.as_ref().and_then(|dataplane| dataplane.variant());
@@ -500,18 +497,14 @@ impl Reconciler {
             let took = since_1970(now).saturating_sub(time);
             for family in self.ports.status.served() {
                 if changes.frontends.iter().any(|frontend| frontend.family() == family) {
-                    self.ports
-                        .metrics
-                        .network_programming
-                        .with(&[ip_family(family)])
-                        .observe(took.as_secs_f64());
+                    self.ports.metrics.network_programming.of(family).observe(took.as_secs_f64());
                 }
             }
         }
     }
 
     fn tell_conflicts(&self, changes: &Changes) {
-        self.ports.metrics.conflicts.with(&[]).add(changes.conflicts.len() as u64);
+        self.ports.metrics.conflicts.only().add(changes.conflicts.len() as u64);
         for Conflict { frontend, owner, loser } in &changes.conflicts {
             tracing::warn!(%frontend, %owner, %loser, "two services claim one frontend; the owner keeps it");
             self.ports.events.note(Note::warning(
@@ -557,7 +550,7 @@ impl Reconciler {
                 Mode::Iptables | Mode::Ipvs => &metrics.iptables_failures,
                 Mode::Nftables | Mode::Userspace | Mode::None => &metrics.nftables_failures,
             };
-            failures.with(&[ip_family(family)]).add(1);
+            failures.of(family).add(1);
         }
         let retry_in = self.pacer.failed(end, chance());
         tracing::error!(%error, "cannot program the kernel, trying again");
@@ -570,7 +563,7 @@ impl Reconciler {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         tracing::error!(panic = text, "this is a bug, please report it; starting over with everything known");
-        self.ports.metrics.panics.with(&[]).add(1);
+        self.ports.metrics.panics.only().add(1);
         self.plan = Plan::new();
         self.dataplane = None;
         self.blank = true;

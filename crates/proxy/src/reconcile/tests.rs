@@ -238,7 +238,7 @@ fn a_change_is_written_at_once_and_alone() {
     // What was known already, and what concerns nobody, is no work.
     bench.tell([slice("a", &[1, 2]), slice("stranger", &[9])]);
     assert_eq!(bench.calls().len(), 2);
-    assert_eq!(bench.metrics.endpoint_changes.with(&[]).value(), 4);
+    assert_eq!(bench.metrics.endpoint_changes.only().value(), 4);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_panic_is_survived_with_a_new_plan_and_dataplane() {
     bench.answer(&[Answer::Panic]);
     let next = bench.tell([service("b", 2)]).expect("a retry is due");
     assert!(!bench.healthy());
-    assert_eq!(bench.metrics.panics.with(&[]).value(), 1);
+    assert_eq!(bench.metrics.panics.only().value(), 1);
     bench.now = next + Duration::from_secs(1);
     assert_eq!(bench.tell([]), None);
     assert_eq!(bench.calls()[1..], [(false, 2), (true, 2)]);
