@@ -70,7 +70,8 @@ impl ObjectKey {
 #[derive(Debug)]
 pub(super) struct Found {
     pub key: ObjectKey,
-    pub update: Update,
+    /// None if its document is one of those that are [`Known`].
+    pub update: Option<Update>,
     /// Of the text it came from: equal text, equal object.
     pub hash: u64,
     pub line: usize,
@@ -84,6 +85,27 @@ pub(super) struct Manifest {
     pub complete: bool,
     /// Documents and list items of any kind.
     pub documents: usize,
+}
+
+/// Documents whose objects are served, by the hashes of their texts. Who finds one again need not read it.
+#[derive(Debug, Default)]
+pub(super) struct Known(Vec<(u64, ObjectKey)>);
+
+impl Known {
+    fn objects(&self, hash: u64) -> &[(u64, ObjectKey)] {
+        let begin = self.0.partition_point(|(known, _)| *known < hash);
+        let end = self.0.partition_point(|(known, _)| *known <= hash);
+        &self.0[begin..end]
+    }
+}
+
+impl FromIterator<(u64, ObjectKey)> for Known {
+    fn from_iter<I: IntoIterator<Item = (u64, ObjectKey)>>(objects: I) -> Known {
+        let mut objects: Vec<_> = objects.into_iter().collect();
+        // Stable: objects of one document stay in their order.
+        objects.sort_by_key(|(hash, _)| *hash);
+        Known(objects)
+    }
 }
 
 /// Reads a manifest. Errors are those of the reader; whatever is wrong with the content becomes a problem.
@@ -107,8 +129,12 @@ pub(super) struct ManifestScope<'a> {
     pub interner: &'a mut Interner,
     pub node_name: &'a str,
     pub hasher: &'a DefaultHashBuilder,
+    pub known: &'a Known,
     pub report: &'a mut dyn FnMut(Problem),
 }
+
+/// The JSON of an object, and the hash of the text that it stands for.
+type Hashed<'t> = (&'t [u8], u64);
 
 struct ManifestParser<'a, 'b> {
     path: &'a Path,
@@ -141,11 +167,15 @@ impl ManifestParser<'_, '_> {
         let mut documents = yaml::Documents::new(reader);
         let mut json = String::new();
         while let Some((first, text)) = documents.next()? {
+            let hash = self.scope.hasher.hash_one(text);
+            if self.is_known(hash, first) {
+                continue;
+            }
             json.clear();
             let converted = match std::str::from_utf8(text) {
                 Ok(text) => match plain::to_json(text, &mut json) {
                     Conversion::Object { has_items: false } => {
-                        self.converted(first + leading_lines(&json), json.trim_start().as_bytes());
+                        self.converted(first + leading_lines(&json), json.trim_start().as_bytes(), hash);
                         continue;
                     }
                     Conversion::Object { has_items: true } => Ok(()),
@@ -185,11 +215,22 @@ impl ManifestParser<'_, '_> {
         }
     }
 
-    /// An object whose text was made here, and is no list.
-    fn converted(&mut self, line: usize, text: &[u8]) {
+    /// Takes the objects of a document that is as it was before, if it is.
+    fn is_known(&mut self, hash: u64, line: usize) -> bool {
+        let objects = self.scope.known.objects(hash).iter();
+        let found = objects.map(|(_, key)| Found { key: key.clone(), update: None, hash, line });
+        let before = self.manifest.found.len();
+        self.manifest.found.extend(found);
+        let is_known = self.manifest.found.len() > before;
+        self.manifest.documents += usize::from(is_known);
+        is_known
+    }
+
+    /// An object whose text was made here, and is no list. `hash` is of the text that it was made from.
+    fn converted(&mut self, line: usize, text: &[u8], hash: u64) {
         match Header::begin(text) {
             Ok(header) if header.is_list() => {}
-            Ok(header) => self.document(line, text, &header, None),
+            Ok(header) => self.document(line, (text, hash), &header, None),
             Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
         }
     }
@@ -203,7 +244,7 @@ impl ManifestParser<'_, '_> {
         };
         let kind = header.kind.as_deref().unwrap_or_default();
         let Some(item_kind) = kind.strip_suffix("List") else {
-            return self.document(line, text, &header, None);
+            return self.document(line, self.hashed(text), &header, None);
         };
         for (line, text) in list.nameless {
             self.item(line, &text, item_kind);
@@ -213,12 +254,16 @@ impl ManifestParser<'_, '_> {
     /// An element of a list. In a `ServiceList` it need not say that it is a Service.
     fn item(&mut self, line: usize, text: &[u8], item_kind: &str) {
         match Header::read(text) {
-            Ok(header) => self.document(line, text, &header, Some(item_kind)),
+            Ok(header) => self.document(line, self.hashed(text), &header, Some(item_kind)),
             Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
         }
     }
 
-    fn document(&mut self, line: usize, text: &[u8], header: &Header, default_kind: Option<&str>) {
+    fn hashed<'t>(&self, text: &'t [u8]) -> Hashed<'t> {
+        (text, self.scope.hasher.hash_one(text))
+    }
+
+    fn document(&mut self, line: usize, text: Hashed<'_>, header: &Header, default_kind: Option<&str>) {
         self.manifest.documents += 1;
         let kind = header.kind.as_deref().or(default_kind).unwrap_or_default();
         match (kind, group(header.api_version.as_deref().unwrap_or_default())) {
@@ -235,7 +280,7 @@ impl ManifestParser<'_, '_> {
         }
     }
 
-    fn lower<R: Defaults>(&mut self, line: usize, text: &[u8], header: &Header) {
+    fn lower<R: Defaults>(&mut self, line: usize, (text, hash): Hashed<'_>, header: &Header) {
         let mut object = match serde_json::from_slice::<R>(text) {
             Ok(object) => object,
             Err(error) => {
@@ -244,7 +289,6 @@ impl ManifestParser<'_, '_> {
             }
         };
         object.fill_in();
-        let hash = self.scope.hasher.hash_one(text);
         let path = self.path;
         let report = &mut *self.scope.report;
         let mut report = |mut problem: Problem| {
@@ -273,7 +317,7 @@ impl ManifestParser<'_, '_> {
 
     fn add(&mut self, update: Update, hash: u64, line: usize) {
         if let Some(key) = ObjectKey::of(&update) {
-            self.manifest.found.push(Found { key, update, hash, line });
+            self.manifest.found.push(Found { key, update: Some(update), hash, line });
         }
     }
 
@@ -301,7 +345,9 @@ struct List {
 impl List {
     fn add(&mut self, parser: &mut ManifestParser<'_, '_>, line: usize, text: &[u8]) {
         match Header::read(text) {
-            Ok(header) if header.kind.is_some() => parser.document(line, text, &header, None),
+            Ok(header) if header.kind.is_some() => {
+                parser.document(line, parser.hashed(text), &header, None);
+            }
             _ => self.nameless.push((line, text.into())),
         }
     }

@@ -47,9 +47,9 @@ use model::{Kind, Update};
 use tokio::{sync::mpsc::Sender, time::Instant};
 
 use self::{
-    manifest::ManifestScope,
+    manifest::{Known, ManifestScope},
     notify::Notifier,
-    read::Parser,
+    read::{Parsed, Parser, Recipient},
     scan::{Detail, Identity, Name},
     settle::{Desk, Notices, Verdict},
     store::Store,
@@ -122,6 +122,7 @@ pub(crate) fn read_bytes(path: &Path, mut bytes: &[u8]) {
         interner: &mut Interner::default(),
         node_name: "node",
         hasher: &DefaultHashBuilder::default(),
+        known: &Known::default(),
         report: &mut |problem| drop(problem.to_string()),
     };
     // Reading from memory cannot fail.
@@ -302,35 +303,16 @@ impl Reader {
     /// Reads files, and those that have to be read because of what was in the first ones.
     fn read_all(&mut self, names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
         let mut names: Vec<Name> = names.into_iter().collect();
+        let mut is_again = false;
         while !names.is_empty() {
-            let (mut again, mut unseen) = (BTreeSet::new(), Vec::new());
             let Reader { parser, desk, store, folder, .. } = self;
-            parser.read_all(folder, &names, |name, parsed| {
-                let place = |line: usize| Some((folder.join(&**name), line));
-                let parsed = match parsed {
-                    Ok(parsed) => parsed,
-                    // Which state it must leave to be tried again is not known yet.
-                    Err(_) if desk.is_unseen(name) => return unseen.push(name.clone()),
-                    Err(error) => {
-                        let mut problem = Problem::new("", "", Reason::Unreadable, error);
-                        problem.place = place(0);
-                        problems.report(problem);
-                        // It will not get better by being tried again: its state must change first.
-                        return desk.give_up(name);
-                    }
-                };
-                // A file that changed meanwhile is still pending.
-                let Some(stamp) = parsed.stamp else { return };
-                desk.was_read(name, stamp);
-                parsed.problems.into_iter().for_each(|problem| problems.report(problem));
-                let mut report = |line, mut problem: Problem| {
-                    problem.place = place(line);
-                    problems.report(problem);
-                };
-                again.extend(store.replace(name, parsed.manifest, tell, &mut report));
-            });
+            let (again, unseen) = (BTreeSet::new(), Vec::new());
+            let mut intake = Intake { desk, store, folder, problems, tell, is_again, again, unseen };
+            parser.read_all(folder, &names, &mut intake);
+            let Intake { mut again, unseen, .. } = intake;
             again.extend(unseen.into_iter().filter(|name| self.see(name)));
             names = again.into_iter().collect();
+            is_again = true;
         }
     }
 
@@ -349,6 +331,58 @@ impl Reader {
             problems.report(problem);
         }
         Look { look_again: now + SOON, error: Some(error) }
+    }
+}
+
+/// Takes in files as they are read.
+struct Intake<'a> {
+    desk: &'a mut Desk,
+    store: &'a mut Store,
+    folder: &'a Path,
+    problems: &'a Problems,
+    tell: Tell<'a>,
+    /// They are read because of what another file no longer says: all that is in them is wanted.
+    is_again: bool,
+    /// Files that have to be read for that reason.
+    again: BTreeSet<Name>,
+    /// Files that could not be read, and were never seen.
+    unseen: Vec<Name>,
+}
+
+impl Intake<'_> {
+    fn place(&self, name: &Name, line: usize) -> Option<(PathBuf, usize)> {
+        Some((self.folder.join(&**name), line))
+    }
+}
+
+impl Recipient for Intake<'_> {
+    fn known(&self, name: &Name) -> Known {
+        if self.is_again { Known::default() } else { self.store.known(name) }
+    }
+
+    fn take(&mut self, name: &Name, parsed: io::Result<Parsed>) {
+        let parsed = match parsed {
+            Ok(parsed) => parsed,
+            // Which state it must leave to be tried again is not known yet.
+            Err(_) if self.desk.is_unseen(name) => return self.unseen.push(name.clone()),
+            Err(error) => {
+                let mut problem = Problem::new("", "", Reason::Unreadable, error);
+                problem.place = self.place(name, 0);
+                self.problems.report(problem);
+                // It will not get better by being tried again: its state must change first.
+                return self.desk.give_up(name);
+            }
+        };
+        // A file that changed meanwhile is still pending.
+        let Some(stamp) = parsed.stamp else { return };
+        self.desk.was_read(name, stamp);
+        parsed.problems.into_iter().for_each(|problem| self.problems.report(problem));
+        let (problems, folder) = (self.problems, self.folder);
+        let mut report = |line, mut problem: Problem| {
+            problem.place = Some((folder.join(&**name), line));
+            problems.report(problem);
+        };
+        self.again.extend(self.store.replace(name, parsed.manifest, self.tell, &mut report));
     }
 }
 

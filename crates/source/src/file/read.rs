@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read},
     num::NonZero,
+    os::unix::fs::OpenOptionsExt,
     panic,
     path::Path,
     sync::{
@@ -20,7 +21,7 @@ use std::{
 use hashbrown::DefaultHashBuilder;
 
 use super::{
-    manifest::{self, Manifest, ManifestScope},
+    manifest::{self, Known, Manifest, ManifestScope},
     scan::{Name, Stamp},
 };
 use crate::{intern::Interner, problem::Problem};
@@ -42,6 +43,24 @@ pub(super) struct Parsed {
     pub stamp: Option<Stamp>,
 }
 
+/// Who gets what has been read.
+pub(super) trait Recipient {
+    /// The documents of a file that it has already.
+    fn known(&self, name: &Name) -> Known;
+
+    fn take(&mut self, name: &Name, parsed: io::Result<Parsed>);
+}
+
+impl<F: FnMut(&Name, io::Result<Parsed>)> Recipient for F {
+    fn known(&self, _: &Name) -> Known {
+        Known::default()
+    }
+
+    fn take(&mut self, name: &Name, parsed: io::Result<Parsed>) {
+        self(name, parsed);
+    }
+}
+
 impl Parser {
     pub(super) fn new(node_name: Arc<str>) -> Parser {
         Parser {
@@ -52,8 +71,9 @@ impl Parser {
         }
     }
 
-    pub(super) fn read(&mut self, path: &Path) -> io::Result<Parsed> {
-        let mut file = File::open(path)?;
+    /// Reads a file, but for the documents that are known.
+    pub(super) fn read(&mut self, path: &Path, known: &Known) -> io::Result<Parsed> {
+        let mut file = open(path)?;
         let metadata = file.metadata()?;
         let before = Stamp::of(&metadata);
         // What says that it is empty may be a pipe.
@@ -71,6 +91,7 @@ impl Parser {
             interner: &mut self.interner,
             node_name: &self.node_name,
             hasher: &self.hasher,
+            known,
             report: &mut |problem| problems.push(problem),
         };
         let manifest = manifest::read(path, text, &mut scope)?;
@@ -80,18 +101,15 @@ impl Parser {
     }
 
     /// Reads all of them, on more than one processor if they are many, and hands them over in their order.
-    pub(super) fn read_all(
-        &mut self,
-        folder: &Path,
-        names: &[Name],
-        mut take: impl FnMut(&Name, io::Result<Parsed>),
-    ) {
+    pub(super) fn read_all(&mut self, folder: &Path, names: &[Name], recipient: &mut impl Recipient) {
         // Asking for the processors reads a handful of files: not for a single change.
         let processors = || thread::available_parallelism().map_or(1, NonZero::get);
         let threads = if names.len() < MANY { 1 } else { processors().min(MAX_THREADS) };
+        let mut take = |name: &Name, parsed| recipient.take(name, parsed);
         if threads == 1 || !self.read_side_by_side(threads, (folder, names), &mut take) {
             for name in names {
-                take(name, self.read(&folder.join(&**name)));
+                let known = recipient.known(name);
+                recipient.take(name, self.read(&folder.join(&**name), &known));
             }
         }
     }
@@ -109,7 +127,7 @@ impl Parser {
         thread::scope(|scope| {
             let work = |mut parser: Parser, sender: mpsc::SyncSender<_>| {
                 while let Some((at, chunk)) = claim(chunks, next) {
-                    let read = |name: &Name| parser.read(&folder.join(&**name));
+                    let read = |name: &Name| parser.read(&folder.join(&**name), &Known::default());
                     let parsed: Vec<_> = chunk.iter().map(read).collect();
                     if sender.send((at, parsed)).is_err() {
                         break;
@@ -158,6 +176,16 @@ fn claim<'a>(chunks: &[&'a [Name]], next: &AtomicUsize) -> Option<(usize, &'a [N
     chunks.get(at).map(|chunk| (at, *chunk))
 }
 
+/// Opens a file without leaving a trace: who notes that it was read, as most file systems do after a change, writes to the disk
+/// for it. Not everybody may ask for that of a file that is not their own.
+fn open(path: &Path) -> io::Result<File> {
+    let without_trace = File::options().read(true).custom_flags(NO_ACCESS_TIME).open(path);
+    match without_trace {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        opened => opened,
+    }
+}
+
 /// Reads until the buffer is full or the file ends.
 fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
@@ -172,6 +200,7 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(length)
 }
 
+const NO_ACCESS_TIME: i32 = rustix::fs::OFlags::NOATIME.bits() as i32;
 /// Files up to this size are read at once, others piece by piece.
 pub(super) const SMALL: usize = 256 << 10;
 const CHUNK: usize = 64 << 10;
@@ -185,6 +214,19 @@ const AT_ONCE: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reading_leaves_no_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        std::fs::write(&path, "kind: ConfigMap\n").unwrap();
+        // Older than the last change: nearly every file system would note the next reading.
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+        let times = std::fs::FileTimes::new().set_accessed(long_ago);
+        File::options().write(true).open(&path).unwrap().set_times(times).unwrap();
+        Parser::new("worker-1".into()).read(&path, &Known::default()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().accessed().unwrap(), long_ago);
+    }
 
     #[test]
     fn many_files_come_in_their_order_and_share_their_strings() {
@@ -215,7 +257,8 @@ mod tests {
             assert_eq!(found.last().unwrap().1, None);
         }
         let mut found = 0;
-        parser.read_all(folder.path(), &names, |_, parsed| found += usize::from(parsed.is_ok()));
+        let mut count = |_: &Name, parsed: io::Result<Parsed>| found += usize::from(parsed.is_ok());
+        parser.read_all(folder.path(), &names, &mut count);
         assert_eq!(found, names.len() - 1);
     }
 }

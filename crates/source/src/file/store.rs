@@ -10,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
 use model::Update;
 
 use super::{
-    manifest::{Found, Manifest, ObjectKey},
+    manifest::{Found, Known, Manifest, ObjectKey},
     scan::Name,
 };
 use crate::problem::{Problem, Reason};
@@ -88,8 +88,11 @@ impl Store {
                     served = Some(claim.hash);
                 }
             }
-            if served != Some(hash) {
-                tell(update);
+            match update {
+                _ if served == Some(hash) => {}
+                Some(update) => tell(update),
+                // It was served when the file was read, and is not any more.
+                None => drop(reread.insert(name.clone())),
             }
             claims.push(Claim { key, hash, served: true });
         }
@@ -98,7 +101,7 @@ impl Store {
         let missing = before.into_iter().filter(|claim| !said.contains(&claim.key));
         // An empty file is rarely meant: it is what a writer leaves who has only got as far as truncating it.
         if manifest.complete && manifest.documents > 0 {
-            reread = self.release(missing.collect(), tell);
+            reread.extend(self.release(missing.collect(), tell));
         } else {
             let found = claims.len();
             claims.extend(missing);
@@ -108,6 +111,16 @@ impl Store {
         }
         self.keep(file, claims.into());
         reread
+    }
+
+    /// The documents of a file that need not be read again as long as they stay the same: all that they gave is served.
+    pub(super) fn known(&self, name: &Name) -> Known {
+        let file = self.files.get(name).map(|file| &self.shelves[*file as usize]);
+        let claims = file.map_or(&[][..], |shelf| &shelf.claims);
+        let held_back: HashSet<u64> =
+            claims.iter().filter(|claim| !claim.served).map(|claim| claim.hash).collect();
+        let known = claims.iter().filter(|claim| !held_back.contains(&claim.hash));
+        known.map(|claim| (claim.hash, claim.key.clone())).collect()
     }
 
     /// Takes back all that a file said.
@@ -244,14 +257,24 @@ mod tests {
     impl Bench {
         /// What is sent on when the file has this content; `name=address` for each Service, `-name` if gone.
         fn write(&mut self, path: &str, text: &str) -> (Vec<String>, usize) {
-            let name: Name = OsStr::new(path).into();
+            let manifest = self.read(path, text);
+            self.take(path, manifest)
+        }
+
+        fn read(&mut self, path: &str, text: &str) -> Manifest {
+            let known = self.store.known(&OsStr::new(path).into());
             let mut scope = ManifestScope {
                 interner: &mut self.interner,
                 node_name: "worker-1",
                 hasher: &self.hasher,
+                known: &known,
                 report: &mut |problem| self.problems.push(problem.reason),
             };
-            let manifest = manifest::read(Path::new(path), &mut text.as_bytes(), &mut scope).unwrap();
+            manifest::read(Path::new(path), &mut text.as_bytes(), &mut scope).unwrap()
+        }
+
+        fn take(&mut self, path: &str, manifest: Manifest) -> (Vec<String>, usize) {
+            let name: Name = OsStr::new(path).into();
             let mut told = Vec::new();
             let mut report = |_, problem: Problem| self.problems.push(problem.reason);
             let reread = self.store.replace(&name, manifest, &mut |update| told.push(update), &mut report);
@@ -296,6 +319,35 @@ mod tests {
         assert_eq!(bench.write("x.yaml", &b), updates(&["-a"]));
         assert_eq!(bench.remove("x.yaml"), updates(&["-b"]));
         assert_eq!((bench.store.places.len(), bench.problems), (0, vec![]));
+    }
+
+    #[test]
+    fn a_document_that_is_served_is_not_read_again() {
+        let mut bench = Bench::default();
+        let (a, b) = (service("a", "10.0.0.1"), service("b", "10.0.0.2"));
+        bench.write("x.yaml", &(a.clone() + &b));
+        bench.write("y.yaml", &b);
+        let mut read = |path, text: &str| -> Vec<(String, bool)> {
+            let found = bench.read(path, text).found.into_iter();
+            found.map(|found| (found.key.describe(), found.update.is_some())).collect()
+        };
+        let objects = |reads: [bool; 2]| {
+            [("Service default/b".to_owned(), reads[0]), ("Service default/a".to_owned(), reads[1])]
+        };
+        let changed = service("a", "10.0.0.9");
+        assert_eq!(read("x.yaml", &(b.clone() + &changed)), objects([false, true]), "wherever it stands");
+        assert_eq!(read("y.yaml", &(b.clone() + &a)), objects([true, true]), "another file has it");
+        assert_eq!(read("z.yaml", &(b.clone() + &a)), objects([true, true]), "nothing is known of the file");
+    }
+
+    #[test]
+    fn what_was_not_read_and_is_not_served_any_more_is_asked_for() {
+        let mut bench = Bench::default();
+        let a = service("a", "10.0.0.1");
+        bench.write("x.yaml", &a);
+        let unread = bench.read("x.yaml", &a);
+        bench.remove("x.yaml");
+        assert_eq!(bench.take("x.yaml", unread), (vec![], 1));
     }
 
     #[test]

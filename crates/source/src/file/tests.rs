@@ -6,7 +6,7 @@ use hashbrown::DefaultHashBuilder;
 use model::Update;
 use proptest::prelude::*;
 
-use super::manifest::{self, Manifest, ManifestScope};
+use super::manifest::{self, Known, Manifest, ManifestScope};
 use crate::{Interner, Problem, Reason};
 
 fn read(path: &str, text: &[u8]) -> (Manifest, Vec<Problem>) {
@@ -15,6 +15,7 @@ fn read(path: &str, text: &[u8]) -> (Manifest, Vec<Problem>) {
         interner: &mut Interner::default(),
         node_name: "worker-1",
         hasher: &DefaultHashBuilder::default(),
+        known: &Known::default(),
         report: &mut |problem| problems.push(problem),
     };
     let manifest = manifest::read(Path::new(path), &mut { text }, &mut scope).unwrap();
@@ -73,7 +74,7 @@ fn all_kinds_from_yaml() {
         ["2:Service shop/cart", "12:EndpointSlice shop/cart-1", "23:Node", "27:ServiceCIDR kubernetes"]
     );
     assert_eq!((problems, manifest.complete, manifest.documents), (vec![], true, 4));
-    let Update::Slice(slice) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Slice(slice)) = &manifest.found[1].update else { panic!() };
     assert_eq!((slice.family, slice.endpoints.len()), (model::Family::V4, 1));
 }
 
@@ -218,11 +219,11 @@ endpoints: [{addresses: ['fd00::9']}]
 ";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
-    let Update::Service(dual) = &manifest.found[0].update else { panic!() };
+    let Some(Update::Service(dual)) = &manifest.found[0].update else { panic!() };
     assert!(dual.cluster_ips.v4.is_some() && dual.cluster_ips.v6.is_some());
-    let Update::Service(single) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Service(single)) = &manifest.found[1].update else { panic!() };
     assert!(single.cluster_ips.v4.is_some());
-    let Update::Slice(slice) = &manifest.found[2].update else { panic!() };
+    let Some(Update::Slice(slice)) = &manifest.found[2].update else { panic!() };
     assert_eq!(slice.family, model::Family::V6);
     assert_eq!(slice.service.to_string(), "default/dual");
 }
@@ -264,8 +265,8 @@ fn a_large_service_from_a_file() {
     }
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
-    let Update::Service(service) = &manifest.found[0].update else { panic!() };
-    let Update::Slice(slice) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Service(service)) = &manifest.found[0].update else { panic!() };
+    let Some(Update::Slice(slice)) = &manifest.found[1].update else { panic!() };
     assert_eq!((service.ports.len(), slice.endpoints.len()), (1000, 10_000));
 }
 
