@@ -101,7 +101,7 @@ impl Proxy {
         let from_files = matches!(source, Source::File(_));
         let status = Arc::new(Status::new(families, checked.sync_period, !from_files));
         let runtime = runtime()?;
-        let feed = Feed::open(&runtime, source, (&config, &master), &node_name)?;
+        let feed = Feed::open(source, (&config, &master), &node_name)?;
 
         describe(&metrics, &config, &feed);
         let events = recorder(&runtime, &feed, &node_name, &metrics);
@@ -123,7 +123,7 @@ impl Proxy {
         };
         // To ask what the kernel can do takes a while (some 20 ms), in which much can be read.
         let (host, api) = (updates.downgrade(), feed.api());
-        feed.start(&runtime, updates, Arc::clone(&problems));
+        feed.start(updates, Arc::clone(&problems))?;
         let reconcile = reconcile(netns.clone(), make, (inbox, Arc::clone(&stop)))?;
         spawn("host", netns, move || host::watch(&host))?;
         events.note(Note::normal("Starting", "StartKubeProxy", Regarding::Node, String::new()));
