@@ -13,6 +13,7 @@
 //! - [`meter`], [`scrape`], [`machine`]: what it costs
 //! - [`floor`]: what the tool of the iptables mode costs by itself
 //! - [`figures`], [`report`], [`budget`]: what is kept, shown and judged
+//! - [`duel`]: builds of Portolan side by side
 //! - [`relay`]: the relay of the userspace mode beside other proxies
 //! - [`undo`]: what an interrupt must not leave behind
 
@@ -21,6 +22,7 @@
 pub mod budget;
 pub mod control;
 pub mod datapath;
+pub mod duel;
 pub mod figures;
 pub mod floor;
 pub mod ground;

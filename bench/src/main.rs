@@ -29,6 +29,8 @@ enum What {
         /// The folder of the run
         folder: PathBuf,
     },
+    /// Compare builds of Portolan side by side: the processor time that a change takes
+    Duel(bench::duel::Options),
     /// Measure the relay of the userspace mode beside HAProxy and nginx
     Relay(bench::relay::Options),
     /// Be the relay that is measured
@@ -73,6 +75,7 @@ fn perform(what: What) -> Result<()> {
             print!("{}", report::text(&serde_json::from_str(&text)?));
             Ok(())
         }
+        What::Duel(options) => bench::duel::run(&options),
         What::Relay(options) => bench::relay::run(&options),
         What::RelayServe { connections, pairs } => bench::relay::serve(&pairs, connections),
         What::RelayEndpoint { ip } => bench::relay::endpoint(ip),

@@ -7,7 +7,10 @@ use std::{
     fs::File,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -161,7 +164,11 @@ impl Running {
         origin: Origin,
         scratch: &Path,
     ) -> Result<Running> {
-        let group = Arc::new(Cgroup::new(&format!("portolan-bench-{}", std::process::id()))?);
+        // More than one may be prepared.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let group = Cgroup::new(&format!("portolan-bench-{}-{number}", std::process::id()))?;
+        let group = Arc::new(group);
         let undo = undo::register({
             let group = Arc::downgrade(&group);
             move || {

@@ -8,8 +8,9 @@
 //! but `spec.clusterIP` must be given. A Service may name its endpoints itself: see [`endpoints`].
 //!
 //! Files are followed. Each change is read as soon as its file is closed or renamed into place; that costs the file,
-//! not the folder. Only what differs is told. What the kernel gives no word of (a network file system, a link to
-//! elsewhere) is found by looking at the whole folder now and then.
+//! not the folder, and of a file that was read before only documents that differ are looked at. Only what differs is
+//! told. What the kernel gives no word of (a network file system, a link to elsewhere) is found by looking at the whole
+//! folder now and then.
 //!
 //! What is bad is reported with file, line and reason, and the rest is served. A file in which something cannot
 //! be used, or that has become empty, takes nothing back of what it gave before; a file that is deleted does. A

@@ -42,6 +42,7 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use model::Kind;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -49,15 +50,24 @@ use tokio_rustls::TlsAcceptor;
 
 use self::{
     door::{Door, Port},
+    resource::Resource,
     selector::Selector,
     shared::Shared,
     tls::{Authority, Identity},
+    wire::Encoding,
 };
 pub use self::{
     log::{Credential, Request},
     mischief::{Fault, Mischief, Verb, When},
     refusal::Refusal,
 };
+
+/// An object as clients of an API server write it that speak protobuf, controllers of Kubernetes among them. Nothing if objects
+/// of its kind are not served here.
+pub fn protobuf(object: &Value) -> Option<Bytes> {
+    let resource = Resource::named(object["kind"].as_str()?)?;
+    Some(Encoding::Protobuf.object(resource, object))
+}
 
 /// See the module.
 pub struct ApiServer {
