@@ -14,14 +14,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use tempfile::TempDir;
 
 use crate::{
     figures::Quantiles,
     ground::Namespace,
     machine::Load,
     meter::{Cpu, settle},
-    objects::{Objects, Size},
+    objects::{self, Objects, Size},
     store::{Files, Store},
     subject::{Origin, Programs, Running, Subject, Tools},
     undo,
@@ -58,12 +57,7 @@ struct Rival {
 
 pub fn run(options: &Options) -> Result<()> {
     undo::on_interrupt()?;
-    let scratch = TempDir::with_prefix("portolan-bench-")?;
-    let undo = undo::register({
-        let path = scratch.path().to_owned();
-        // Nothing more can be done about it on the way out.
-        move || drop(std::fs::remove_dir_all(&path))
-    });
+    let (scratch, undo) = undo::scratch()?;
     let mut rivals = Vec::new();
     for (number, program) in options.programs.iter().enumerate() {
         rivals.push(Rival::start(program, options.size, &scratch.path().join(number.to_string()))?);
@@ -107,10 +101,10 @@ impl Rival {
         })
     }
 
-    /// Puts one endpoint in another's place; a prime stride spreads the changes over all services.
+    /// Puts one endpoint in another's place.
     fn swap(&mut self, turn: usize) -> Result<()> {
         let (services, endpoints) = (self.objects.services.len(), self.objects.size.endpoints as usize);
-        let entry = &mut self.objects.services[(turn * 7_919) % services];
+        let entry = &mut self.objects.services[objects::concerned(turn, services)];
         entry.swap(turn % endpoints);
         self.store.write(entry)
     }

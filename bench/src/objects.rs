@@ -180,6 +180,11 @@ pub struct Objects {
     pub services: Vec<Entry>,
 }
 
+/// Which of so many services the change with this number concerns: a prime stride spreads them over all.
+pub fn concerned(turn: usize, services: usize) -> usize {
+    (turn * 7_919) % services
+}
+
 impl Objects {
     pub fn new(size: Size) -> Objects {
         // The numbers beyond the services' own: their endpoints are nobody else's.

@@ -18,7 +18,7 @@ use crate::{
     floor,
     ground::Ground,
     meter::{KernelMemory, settle},
-    objects::Objects,
+    objects::{self, Objects},
     probe::{self, Timing},
     scrape,
     store::Store,
@@ -177,7 +177,7 @@ impl Trial<'_> {
     fn change_one(&mut self, turn: u32, change: Change) -> Result<()> {
         let normal = self.objects.size.endpoints as usize;
         let count = self.objects.services.len();
-        let entry = &mut self.objects.services[(turn as usize * 7_919) % count];
+        let entry = &mut self.objects.services[objects::concerned(turn as usize, count)];
         match change {
             Change::Swap => drop(entry.swap(turn as usize % normal)),
             _ if entry.endpoints.len() == normal => drop(entry.grow()),
@@ -198,7 +198,7 @@ impl Trial<'_> {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    let index = (turn * 7_919) % services.len();
+                    let index = objects::concerned(turn, services.len());
                     let entry = &mut services[index];
                     entry.swap(0);
                     store.write(entry)?;

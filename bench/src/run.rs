@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use tempfile::TempDir;
 
 use crate::{
     control::Control,
@@ -138,12 +137,7 @@ fn measure_size(
     keep: &mut dyn FnMut(Outcome) -> Result<()>,
 ) -> Result<()> {
     let mut objects = Objects::new(size);
-    let scratch = TempDir::with_prefix("portolan-bench-")?;
-    let undo = undo::register({
-        let path = scratch.path().to_owned();
-        // Nothing more can be done about it on the way out.
-        move || drop(fs::remove_dir_all(&path))
-    });
+    let (scratch, undo) = undo::scratch()?;
     let control = match &options.cluster {
         Some(scripts) if subjects.iter().any(|subject| subject.needs_api()) => {
             let control = Control::start(scripts, scratch.path().join("control"))?;

@@ -23,6 +23,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
+use testkit::apiserver;
 use tokio::runtime::Runtime;
 use tower::{BoxError, ServiceBuilder};
 
@@ -33,8 +34,6 @@ use crate::{
 
 /// Writes that are under way at once while a cluster is filled: enough to keep etcd and the server busy.
 const PARALLEL: usize = 64;
-
-const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// A place a subject reads objects from.
 pub enum Store<'a> {
@@ -133,13 +132,12 @@ impl Api {
     fn begin_write(&self, entry: &Entry) -> Result<Pending> {
         let path = format!("{}/{}", slices_path(entry), entry.slice_name());
         // As the controller does that writes EndpointSlices in a cluster.
-        let body =
-            testkit::apiserver::protobuf(&entry.slice()).context("an EndpointSlice has no encoding")?;
+        let body = apiserver::protobuf(&entry.slice()).context("an EndpointSlice has no encoding")?;
         let request = Request::builder()
             .method(Method::PUT)
             .uri(path)
-            .header(http::header::CONTENT_TYPE, PROTOBUF)
-            .header(http::header::ACCEPT, PROTOBUF)
+            .header(http::header::CONTENT_TYPE, apiserver::PROTOBUF)
+            .header(http::header::ACCEPT, apiserver::PROTOBUF)
             .body(body.to_vec())?;
         let (done, pending) = mpsc::channel();
         let sending = send(self.client.clone(), Ok(request));

@@ -8,6 +8,7 @@ use std::sync::{
 };
 
 use anyhow::Result;
+use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
 type Step = Box<dyn Fn() + Send>;
@@ -31,6 +32,14 @@ pub fn register(step: impl Fn() + Send + 'static) -> Ticket {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     STEPS.lock().unwrap_or_else(PoisonError::into_inner).push((id, Box::new(step)));
     Ticket(id)
+}
+
+/// A folder that goes with its handle, and when the process is interrupted.
+pub fn scratch() -> Result<(TempDir, Ticket)> {
+    let folder = TempDir::with_prefix("portolan-bench-")?;
+    let path = folder.path().to_owned();
+    // Nothing more can be done about it on the way out.
+    Ok((folder, register(move || drop(std::fs::remove_dir_all(&path)))))
 }
 
 /// Waits for SIGINT and SIGTERM on a thread of its own; then undoes everything, the latest first, and ends.

@@ -19,7 +19,7 @@ pub use crate::decision::{
     NodePortScope, PodTraffic, Pool, Role, Verdict,
 };
 use crate::{
-    claims::{Claim, Claims},
+    claims::Claims,
     counted::Counted,
     expand::{Expansion, expand},
     family::{Family, PerFamily},
@@ -196,17 +196,16 @@ impl Plan {
     }
 
     /// Puts what a service is now in the place of what it was, and returns whether its health check differs.
-    fn replace(&mut self, key: &ServiceKey, mut new: Expansion) -> bool {
-        let claims = std::mem::take(&mut new.claims);
-        if self.has_the_same(key, &claims, &new) {
-            claims.into_iter().for_each(|(frontend, claim)| self.claims.renew(frontend, claim));
+    fn replace(&mut self, key: &ServiceKey, new: Expansion) -> bool {
+        if self.has_the_same(key, &new) {
+            new.claims.into_iter().for_each(|(frontend, claim)| self.claims.renew(frontend, claim));
         } else {
             self.withdraw(key);
-            let owned = Owned::of(&claims, &new).collect::<Box<_>>();
+            let owned = Owned::of(&new).collect::<Box<_>>();
             if !owned.is_empty() {
                 self.services.insert(key.clone(), owned);
             }
-            claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
+            new.claims.into_iter().for_each(|(frontend, claim)| self.claims.insert(frontend, claim));
             new.cluster_ips.iter().for_each(|ip| self.cluster_ips.add(*ip));
             new.local_backends.iter().for_each(|ip| self.local_backends.add(*ip));
         }
@@ -219,10 +218,10 @@ impl Plan {
 
     /// Whether the service had just these frontends and addresses before, and shares the frontends with nobody: so it is
     /// when endpoints on other nodes come and go, which is nearly always.
-    fn has_the_same(&self, key: &ServiceKey, claims: &[(Frontend, Claim)], new: &Expansion) -> bool {
-        let same = |owned: &[Owned]| owned.iter().copied().eq(Owned::of(claims, new));
+    fn has_the_same(&self, key: &ServiceKey, new: &Expansion) -> bool {
+        let same = |owned: &[Owned]| owned.iter().copied().eq(Owned::of(new));
         self.services.get(key).is_some_and(|owned| same(owned))
-            && claims.iter().all(|(frontend, _)| self.claims.is_sole(frontend, key))
+            && new.claims.iter().all(|(frontend, _)| self.claims.is_sole(frontend, key))
     }
 
     /// Takes back all that a service has in here, but for its health check.
@@ -259,10 +258,10 @@ enum Owned {
 }
 
 impl Owned {
-    fn of<'a>(claims: &'a [(Frontend, Claim)], rest: &'a Expansion) -> impl Iterator<Item = Owned> + 'a {
-        let frontends = claims.iter().map(|(frontend, _)| Owned::Frontend(*frontend));
-        let cluster_ips = rest.cluster_ips.iter().copied().map(Owned::ClusterIp);
-        let local_backends = rest.local_backends.iter().copied().map(Owned::LocalBackend);
+    fn of(expansion: &Expansion) -> impl Iterator<Item = Owned> {
+        let frontends = expansion.claims.iter().map(|(frontend, _)| Owned::Frontend(*frontend));
+        let cluster_ips = expansion.cluster_ips.iter().copied().map(Owned::ClusterIp);
+        let local_backends = expansion.local_backends.iter().copied().map(Owned::LocalBackend);
         frontends.chain(cluster_ips).chain(local_backends)
     }
 }
@@ -298,6 +297,7 @@ impl Default for NodeWide {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::Claim;
 
     /// Ten thousand services have ten thousand of each at least, and a hundred thousand backends.
     #[test]

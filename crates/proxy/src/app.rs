@@ -304,8 +304,8 @@ fn tell_start(status: &Status, mode: Mode) {
     tracing::info!(version, %mode, families = families.join(","), "started");
 }
 
-/// A thread in a network namespace.
-fn spawn(
+/// A thread, in a network namespace if one is named. The error is one sentence.
+pub(crate) fn spawn(
     name: &str,
     netns: Option<Arc<Netns>>,
     work: impl FnOnce() + Send + 'static,

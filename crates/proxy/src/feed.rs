@@ -2,7 +2,7 @@
 
 //! The source that was asked for, kept running.
 
-use std::{path::PathBuf, sync::Arc, thread, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use model::Update;
 use source::{Problems, file, kube};
@@ -11,7 +11,7 @@ use tokio::{
     sync::mpsc::Sender,
 };
 
-use crate::{config::Config, flags::Source};
+use crate::{app, config::Config, flags::Source};
 
 /// The wait before a source that ended is started again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -97,8 +97,7 @@ impl Feed {
             // Without waiting for files that are just being read.
             runtime.shutdown_background();
         };
-        let thread = thread::Builder::new().name("source".to_owned()).spawn(work);
-        thread.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
+        app::spawn("source", None, work).map(drop)
     }
 }
 

@@ -304,16 +304,14 @@ impl Reader {
     /// Reads files, and those that have to be read because of what was in the first ones.
     fn read_all(&mut self, names: BTreeSet<Name>, problems: &Problems, tell: Tell<'_>) {
         let mut names: Vec<Name> = names.into_iter().collect();
-        let mut is_again = false;
         while !names.is_empty() {
             let Reader { parser, desk, store, folder, .. } = self;
             let (again, unseen) = (BTreeSet::new(), Vec::new());
-            let mut intake = Intake { desk, store, folder, problems, tell, is_again, again, unseen };
+            let mut intake = Intake { desk, store, folder, problems, tell, again, unseen };
             parser.read_all(folder, &names, &mut intake);
             let Intake { mut again, unseen, .. } = intake;
             again.extend(unseen.into_iter().filter(|name| self.see(name)));
             names = again.into_iter().collect();
-            is_again = true;
         }
     }
 
@@ -342,34 +340,28 @@ struct Intake<'a> {
     folder: &'a Path,
     problems: &'a Problems,
     tell: Tell<'a>,
-    /// They are read because of what another file no longer says: all that is in them is wanted.
-    is_again: bool,
-    /// Files that have to be read for that reason.
+    /// Files that have to be read because of what was in others.
     again: BTreeSet<Name>,
     /// Files that could not be read, and were never seen.
     unseen: Vec<Name>,
 }
 
-impl Intake<'_> {
-    fn place(&self, name: &Name, line: usize) -> Option<(PathBuf, usize)> {
-        Some((self.folder.join(&**name), line))
-    }
-}
-
 impl Recipient for Intake<'_> {
     fn known(&self, name: &Name) -> Known {
-        if self.is_again { Known::default() } else { self.store.known(name) }
+        self.store.known(name)
     }
 
     fn take(&mut self, name: &Name, parsed: io::Result<Parsed>) {
+        let (problems, folder) = (self.problems, self.folder);
+        let place = |line: usize| Some((folder.join(&**name), line));
         let parsed = match parsed {
             Ok(parsed) => parsed,
             // Which state it must leave to be tried again is not known yet.
             Err(_) if self.desk.is_unseen(name) => return self.unseen.push(name.clone()),
             Err(error) => {
                 let mut problem = Problem::new("", "", Reason::Unreadable, error);
-                problem.place = self.place(name, 0);
-                self.problems.report(problem);
+                problem.place = place(0);
+                problems.report(problem);
                 // It will not get better by being tried again: its state must change first.
                 return self.desk.give_up(name);
             }
@@ -377,10 +369,9 @@ impl Recipient for Intake<'_> {
         // A file that changed meanwhile is still pending.
         let Some(stamp) = parsed.stamp else { return };
         self.desk.was_read(name, stamp);
-        parsed.problems.into_iter().for_each(|problem| self.problems.report(problem));
-        let (problems, folder) = (self.problems, self.folder);
+        parsed.problems.into_iter().for_each(|problem| problems.report(problem));
         let mut report = |line, mut problem: Problem| {
-            problem.place = Some((folder.join(&**name), line));
+            problem.place = place(line);
             problems.report(problem);
         };
         self.again.extend(self.store.replace(name, parsed.manifest, self.tell, &mut report));

@@ -88,13 +88,14 @@ impl Store {
                     served = Some(claim.hash);
                 }
             }
+            let is_served = served == Some(hash) || update.is_some();
             match update {
                 _ if served == Some(hash) => {}
                 Some(update) => tell(update),
                 // It was served when the file was read, and is not any more.
                 None => drop(reread.insert(name.clone())),
             }
-            claims.push(Claim { key, hash, served: true });
+            claims.push(Claim { key, hash, served: is_served });
         }
         let before = std::mem::take(&mut self.shelves[file as usize].claims);
         self.forget(file, &before);
@@ -348,6 +349,7 @@ mod tests {
         let unread = bench.read("x.yaml", &a);
         bench.remove("x.yaml");
         assert_eq!(bench.take("x.yaml", unread), (vec![], 1));
+        assert_eq!(bench.write("x.yaml", &a), updates(&["a=10.0.0.1"]));
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub use self::{
     refusal::Refusal,
 };
 
+/// The content type of an object in that encoding.
+pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
 /// An object as clients of an API server write it that speak protobuf, controllers of Kubernetes among them. Nothing if objects
 /// of its kind are not served here.
 pub fn protobuf(object: &Value) -> Option<Bytes> {

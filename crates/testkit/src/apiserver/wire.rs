@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Value, json};
 
 use super::{
+    PROTOBUF,
     resource::Resource,
     schema::{Field, Form, LIST_META, Presence, STATUS},
 };
@@ -24,7 +25,7 @@ impl Encoding {
             return Some(Encoding::Json);
         }
         accept.split(',').find_map(|range| match range.split(';').next().unwrap_or_default().trim() {
-            "application/vnd.kubernetes.protobuf" if speak_protobuf => Some(Encoding::Protobuf),
+            PROTOBUF if speak_protobuf => Some(Encoding::Protobuf),
             "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
             _ => None,
         })
@@ -33,7 +34,7 @@ impl Encoding {
     pub(super) fn content_type(self) -> &'static str {
         match self {
             Encoding::Json => "application/json",
-            Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
+            Encoding::Protobuf => PROTOBUF,
         }
     }
 
