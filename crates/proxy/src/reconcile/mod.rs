@@ -37,7 +37,7 @@ use crate::{
     drift::{self, Bell},
     events::{Note, Recorder, Regarding},
     metrics::{Metrics, ip_family},
-    pace::Pacer,
+    pace::{Pacer, Work},
     status::Status,
     systemd::Systemd,
     takeover::{self, Successor, Takeover},
@@ -320,27 +320,37 @@ impl Reconciler {
         if !self.complete && self.world.dirty().is_empty() {
             return None;
         }
-        let due = self.pacer.due(now);
+        let work = self.work();
+        let due = self.pacer.due(work, now);
         self.queue();
         if due > now {
             return Some(due);
         }
-        let was_complete = self.complete;
         let stopwatch = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.sync(stopwatch)));
         let end = now + stopwatch.elapsed();
         match outcome {
             Ok(Ok(())) => {
                 self.rounds.wrote(end);
-                if was_complete && self.dataplane.as_ref().is_some_and(|dataplane| dataplane.is_untold()) {
+                if work != Work::Part
+                    && self.dataplane.as_ref().is_some_and(|dataplane| dataplane.is_untold())
+                {
                     self.rounds.hurry(end);
                 }
-                self.pacer.succeeded(now, end);
+                self.pacer.succeeded(work, now, end);
             }
             Ok(Err(error)) => self.fail(error, end),
             Err(panic) => self.survive(&*panic, end),
         }
-        self.complete.then(|| self.pacer.due(end))
+        self.complete.then(|| self.pacer.due(self.work(), end))
+    }
+
+    fn work(&self) -> Work {
+        match self.complete {
+            true if self.drifted => Work::Repair,
+            true => Work::All,
+            false => Work::Part,
+        }
     }
 
     /// Says how it goes; returns when to say so again at the latest.

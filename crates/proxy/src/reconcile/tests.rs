@@ -245,9 +245,9 @@ fn a_change_is_written_at_once_and_alone() {
 fn under_load_changes_gather() {
     let mut bench = bench(false);
     bench.list();
-    // As if the first write had taken an hour: the pause is cut at a second.
+    // As if a change had taken an hour: the pause is cut at a second.
     let end = bench.now;
-    bench.reconciler.pacer.succeeded(end - Duration::from_secs(3600), end);
+    bench.reconciler.pacer.succeeded(Work::Part, end - Duration::from_secs(3600), end);
     for last in 2..9 {
         assert_eq!(bench.tell([service("b", last)]), Some(end + Duration::from_secs(1)));
     }
@@ -255,6 +255,23 @@ fn under_load_changes_gather() {
     bench.now = end + Duration::from_secs(1);
     assert_eq!(bench.tell([]), None);
     assert_eq!(bench.calls(), [(true, 1), (false, 2)]);
+}
+
+#[test]
+fn what_somebody_breaks_is_mended_without_a_pause_and_so_is_what_they_break_again() {
+    let mut bench = bench(false);
+    bench.list();
+    for repairs in 1..3 {
+        // As if the last complete write had taken an hour.
+        bench.reconciler.pacer.succeeded(Work::All, bench.now - Duration::from_secs(3600), bench.now);
+        bench.reconciler.complete = true;
+        let later = bench.now + Duration::from_secs(1);
+        assert_eq!(bench.tell([]), Some(later), "a mere suspicion can wait");
+        bench.reconciler.drifted = true;
+        assert_eq!(bench.tell([]), None);
+        assert_eq!(bench.calls().len(), 1 + repairs);
+        bench.reconciler.pacer.succeeded(Work::All, bench.now, bench.now);
+    }
 }
 
 #[test]
