@@ -223,3 +223,26 @@ fn only_stale_flows_are_cut_after_a_restart() {
     }
     println!("restart after an endpoint went: {moved} stale UDP flows moved, {} kept", COUNT - moved);
 }
+
+/// A port that went while nobody looked: nothing told where it had led, and still nobody reaches its endpoints.
+#[test]
+fn flows_to_a_port_that_went_are_cut_after_a_restart() {
+    let Some(mut bed) = Bed::build() else { return };
+    bed.start();
+    let source = Version::V4.address(address_of("a3").expect("a pod"));
+    let destination = (manifest::cluster_ip(Version::V4, 10), 80).into();
+    let route = Route { source, destination, transport: Transport::Udp };
+    let patience = Duration::from_secs(5);
+    let mut flow = bed.lab.open("a3", route, patience).expect("the lab works").expect("UDP opens");
+    assert!(matches!(flow.ask(patience), Answer::Answered(_)));
+
+    bed.daemon.stop();
+    let mut service = manifest::service("web", 10);
+    service["spec"]["ports"].as_array_mut().expect("a list").retain(|port| port["name"] != "udp");
+    bed.put([service]);
+    bed.start();
+    eventually("the flow ends", || match flow.ask(Duration::from_millis(200)) {
+        Answer::Answered(reply) => Err(format!("{} still answers", reply.by)),
+        _ => Ok(()),
+    });
+}

@@ -197,6 +197,9 @@ pub struct Applied {
     pub chains: u64,
     /// Remembered clients forgotten because their endpoint went.
     pub forgotten: u64,
+    /// Frontends that a complete write found in the kernel and the Plan does not know. What became of them was nobody's
+    /// change, so that no [`FlowRule`](model::FlowRule) tells of flows to them. Not every dataplane can say.
+    pub vanished: Vec<Frontend>,
     /// Families in which the change alone failed, and everything was compared instead.
     pub fallbacks: Vec<Family>,
     /// Something was not as we had left it, and no [`Drift`] told for certain.

@@ -85,6 +85,11 @@ impl Decision {
     pub fn algorithm(&self) -> Algorithm {
         self.tuning.as_deref().map(|tuning| tuning.algorithm).unwrap_or_default()
     }
+
+    /// Whether anybody's traffic is sent on to endpoints.
+    pub fn forwards(&self) -> bool {
+        [&self.inside, &self.outside].iter().any(|verdict| matches!(verdict, Verdict::Forward(_)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

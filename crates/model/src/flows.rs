@@ -38,6 +38,14 @@ pub(crate) fn stale(
     concerns_any.then_some(FlowRule { frontend, serving, gone, untranslated })
 }
 
+impl FlowRule {
+    /// For a frontend that is gone, and of which nobody knows where it led: whatever went there is stale.
+    pub fn vanished(frontend: Frontend) -> Option<FlowRule> {
+        let rule = FlowRule { frontend, serving: Default::default(), gone: None, untranslated: false };
+        (frontend.protocol != Protocol::Tcp).then_some(rule)
+    }
+}
+
 /// Traffic of one side at least went untranslated, if it went at all, and is now forwarded.
 fn gains_a_pool(was: Option<&Claim>, is: Option<&Claim>) -> bool {
     let forwards = |claim: Option<&Claim>| {

@@ -9,7 +9,11 @@ use std::{
 
 use dataplane::conntrack::{Sweeper, Swept};
 
-use crate::{metrics::Metrics, reconcile::Sweep, status::Status};
+use crate::{
+    metrics::Metrics,
+    reconcile::{Look, Sweep},
+    status::Status,
+};
 
 /// Starts in the network namespace of the calling thread. Without access to tracked connections it says so, and
 /// the rest goes on.
@@ -34,9 +38,12 @@ pub fn sweep(status: &Arc<Status>, metrics: &Arc<Metrics>) -> Sweep {
         }
     };
     match Sweeper::start(report) {
-        Ok(sweeper) => Box::new(move |plan, changes| {
+        Ok(sweeper) => Box::new(move |plan, look| {
             asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
-            sweeper.add(plan, changes);
+            match look {
+                Look::Stale(rules) => sweeper.add(plan, rules),
+                Look::Missed => sweeper.add_missed(plan),
+            }
         }),
         Err(error) => {
             tracing::warn!(%error, "no access to tracked connections; stale UDP flows stay until they time out");

@@ -188,13 +188,13 @@ mod tests {
             waited
         };
         let waits: Vec<_> = (0..8).map(|_| repair(&mut pacer, &mut now)).collect();
-        assert_eq!(waits, [[0 * MS; 5].as_slice(), &[500 * MS; 3]].concat());
+        assert_eq!(waits, [[Duration::ZERO; 5].as_slice(), &[500 * MS; 3]].concat());
         now += REPAIR_EVERY;
         let waits: Vec<_> = (0..2).map(|_| repair(&mut pacer, &mut now)).collect();
-        assert_eq!(waits, [0 * MS, 500 * MS], "one more");
+        assert_eq!(waits, [Duration::ZERO, 500 * MS], "one more");
         now += REPAIR_EVERY * REPAIRS_AT_ONCE;
         let waits: Vec<_> = (0..6).map(|_| repair(&mut pacer, &mut now)).collect();
-        assert_eq!(waits, [[0 * MS; 5].as_slice(), &[500 * MS]].concat(), "no more than at first");
+        assert_eq!(waits, [[Duration::ZERO; 5].as_slice(), &[500 * MS]].concat(), "no more than at first");
         pacer.failed(now, 1.0);
         now += REPAIR_EVERY;
         pacer.failed(now, 1.0);

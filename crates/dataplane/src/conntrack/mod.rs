@@ -14,7 +14,7 @@ mod tests;
 
 use std::net::IpAddr;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use model::{Address, Backend, Family, FlowRule, Frontend, PerFamily, Protocol};
 use netlink::{
     Transport,
@@ -28,11 +28,14 @@ pub use sweeper::Sweeper;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     rules: HashMap<Frontend, FlowRule>,
+    /// Frontends that were not in force for a while, of every protocol. What began in that time was not translated and
+    /// never will be: the kernel decides that with the first packet of a flow, and a SYN that is sent again is not one.
+    missed: HashSet<Frontend>,
 }
 
 impl Stale {
     pub fn is_empty(&self) -> bool {
-        self.rules.is_empty()
+        self.rules.is_empty() && self.missed.is_empty()
     }
 
     /// Adds a rule that is newer than those before.
@@ -51,15 +54,25 @@ impl Stale {
         self.rules.insert(rule.frontend, FlowRule { gone, untranslated, ..rule });
     }
 
+    /// Adds frontends that were not in force until now.
+    pub fn add_missed(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
+        self.missed.extend(frontends);
+    }
+
     /// Adds rules that are older than those here.
     pub fn add_older(&mut self, older: Stale) {
         let newer = std::mem::replace(self, older);
         newer.rules.into_values().for_each(|rule| self.add(rule));
+        self.add_missed(newer.missed);
+    }
+
+    fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.rules.keys().chain(&self.missed)
     }
 
     /// A node port is among them.
     fn has_node_ports(&self) -> bool {
-        self.rules.keys().any(|frontend| matches!(frontend.address, Address::NodePort(_)))
+        self.frontends().any(|frontend| matches!(frontend.address, Address::NodePort(_)))
     }
 
     /// Whether a rule says that the flow must go. `serves` tells on which addresses node ports are served.
@@ -74,7 +87,12 @@ impl Stale {
             Frontend { address: Address::Ip(flow.original.dst), protocol, port: flow.original.dport };
         let node_port = Frontend { address: Address::NodePort(family), ..service };
         let of_node_port = || self.rules.get(&node_port).filter(|_| serves(flow.original.dst));
-        self.rules.get(&service).or_else(of_node_port).is_some_and(|rule| is_stale(rule, flow))
+        let is_missed = || {
+            is_lost(flow, protocol)
+                && (self.missed.contains(&service)
+                    || self.missed.contains(&node_port) && serves(flow.original.dst))
+        };
+        self.rules.get(&service).or_else(of_node_port).is_some_and(|rule| is_stale(rule, flow)) || is_missed()
     }
 
     /// What to ask the kernel for: all flows of a family and protocol, or if there is one rule, its flows.
@@ -84,10 +102,14 @@ impl Stale {
             Family::BOTH.into_iter().flat_map(|family| Protocol::ALL.map(|it| (family, it)))
         {
             let is_meant = |at: &&Frontend| at.family() == family && at.protocol == protocol;
-            let mut frontends = self.rules.keys().filter(is_meant);
+            let mut frontends = self.frontends().filter(is_meant);
             let Some(first) = frontends.next() else { continue };
             let mut filter = Filter::protocol(crate::nftables::wire(family), protocol.number());
-            if frontends.next().is_none() {
+            if !self.rules.keys().any(|at| is_meant(&at)) {
+                // Of the connections of a node hardly any, where the kernel looks at it.
+                filter.lacks = lost_lack(protocol);
+            }
+            if frontends.all(|at| at == first) {
                 let dst = match first.address {
                     Address::Ip(ip) => Some(ip),
                     Address::NodePort(_) => None,
@@ -100,15 +122,31 @@ impl Stale {
     }
 }
 
+/// What a flow that nobody has translated does not have. With an answer, a connection is somebody's.
+fn lost_lack(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::Tcp => ct_status::DST_NAT | ct_status::SEEN_REPLY,
+        Protocol::Udp | Protocol::Sctp => ct_status::DST_NAT,
+    }
+}
+
+/// Whether a flow goes where its sender addressed it, and nobody is there.
+fn is_lost(flow: &Flow, protocol: Protocol) -> bool {
+    flow.status & lost_lack(protocol) == 0 && !is_served(flow)
+}
+
+/// IPVS changes only where answers come from, and does not say that it translates.
+fn is_served(flow: &Flow) -> bool {
+    flow.reply.src != flow.original.dst
+}
+
 /// Whether a flow to the rule's frontend must go.
 fn is_stale(rule: &FlowRule, flow: &Flow) -> bool {
     let goes_to = |backend: &Backend| (backend.address, backend.port) == (flow.reply.src, flow.reply.sport);
     if rule.serving.iter().any(goes_to) {
         return false;
     }
-    // IPVS changes only where answers come from, and does not say that it translates.
-    let is_served = flow.reply.src != flow.original.dst;
-    if flow.status & ct_status::DST_NAT == 0 && !is_served {
+    if flow.status & ct_status::DST_NAT == 0 && !is_served(flow) {
         return rule.untranslated;
     }
     rule.gone.as_ref().is_none_or(|gone| gone.iter().any(goes_to))

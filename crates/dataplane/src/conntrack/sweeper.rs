@@ -10,7 +10,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
-use model::{Changes, Family, NodePortScope, PerFamily, Plan};
+use model::{Family, FlowRule, NodePortScope, PerFamily, Plan};
 use netlink::{conntrack::Conntrack, route::Route};
 
 use super::{Stale, Swept, sweep};
@@ -49,12 +49,21 @@ impl Sweeper {
     }
 
     /// Has the flows looked at that a change made stale. To be called once the change is in force.
-    pub fn add(&self, plan: &Plan, changes: &Changes) {
-        if changes.flows.is_empty() {
-            return;
+    pub fn add(&self, plan: &Plan, rules: &[FlowRule]) {
+        if !rules.is_empty() {
+            self.ask(plan, |stale| rules.iter().for_each(|rule| stale.add(rule.clone())));
         }
+    }
+
+    /// Has the flows looked at that may have begun while nothing of the plan was in force, as it is now.
+    pub fn add_missed(&self, plan: &Plan) {
+        let forwarded = plan.frontends().filter(|(_, decision)| decision.forwards());
+        self.ask(plan, |stale| stale.add_missed(forwarded.map(|(frontend, _)| *frontend)));
+    }
+
+    fn ask(&self, plan: &Plan, add: impl FnOnce(&mut Stale)) {
         let mut pending = self.queue.lock();
-        changes.flows.iter().for_each(|rule| pending.stale.add(rule.clone()));
+        add(&mut pending.stale);
         pending.scope = PerFamily::from_fn(|family| Some(plan.node_ports(family).clone()));
         self.queue.news.notify_one();
     }

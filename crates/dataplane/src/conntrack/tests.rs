@@ -128,3 +128,41 @@ fn one_rule_is_asked_for_narrowly() {
     let [(_, _, filter)] = stale.filters()[..] else { panic!("{:?}", stale.filters()) };
     assert_eq!((filter.protocol, filter.original.dport), (Some(17), None));
 }
+
+#[test]
+fn what_began_untranslated_while_rules_were_missing_goes() {
+    let mut stale = Stale::default();
+    stale.add_missed([frontend(1), node_port(), Frontend { protocol: Protocol::Tcp, ..frontend(1) }]);
+    let covers =
+        |protocol, flow: &Flow| stale.covers(Family::V4, protocol, flow, &|address| address == ip(99));
+    let answered = |flow: Flow| Flow { status: flow.status | ct_status::SEEN_REPLY, ..flow };
+    assert!(covers(Protocol::Udp, &flow(1, None)));
+    assert!(covers(Protocol::Udp, &answered(flow(1, None))), "by whoever has that address elsewhere");
+    assert!(covers(Protocol::Udp, &flow(99, None)), "a node port");
+    assert!(covers(Protocol::Tcp, &flow(1, None)), "a SYN that is sent again and again");
+    assert!(!covers(Protocol::Tcp, &answered(flow(1, None))), "a connection that somebody has taken");
+    assert!(!covers(Protocol::Udp, &flow(1, Some(11))), "it is translated");
+    assert!(!covers(Protocol::Udp, &flow(2, None)), "nobody asked for that one");
+    let ipvs = Flow { status: 0, ..flow(1, Some(11)) };
+    assert!(
+        !covers(Protocol::Udp, &ipvs) && !covers(Protocol::Tcp, &ipvs),
+        "IPVS does not say that it translates"
+    );
+}
+
+#[test]
+fn the_kernel_is_asked_for_lost_flows_alone_where_nothing_else_is_wanted() {
+    let mut stale = Stale::default();
+    let tcp = Frontend { protocol: Protocol::Tcp, ..frontend(1) };
+    stale.add_missed([frontend(1), frontend(2), tcp]);
+    let lacks = |stale: &Stale| {
+        stale.filters().iter().map(|(_, protocol, filter)| (*protocol, filter.lacks)).collect::<Vec<_>>()
+    };
+    let lost_tcp = (Protocol::Tcp, ct_status::DST_NAT | ct_status::SEEN_REPLY);
+    assert_eq!(lacks(&stale), [lost_tcp, (Protocol::Udp, ct_status::DST_NAT)]);
+    stale.add(rule(frontend(1), &[], Some(&[11]), false));
+    assert_eq!(lacks(&stale), [lost_tcp, (Protocol::Udp, 0)], "translated ones are wanted too");
+    let mut newer = Stale::default();
+    newer.add_older(stale);
+    assert_eq!(lacks(&newer).len(), 2, "what failed is tried again");
+}

@@ -125,9 +125,10 @@ impl<T: Transport> Turn<'_, T> {
         let hairpin = known.hairpin.iter().copied();
         let hairpin: Vec<IpAddr> = hairpin.filter(|ip| !plan.is_local_backend(ip)).collect();
         gone.sort_unstable();
-        for frontend in gone {
-            self.frontend(frontend)?;
+        for frontend in &gone {
+            self.frontend(*frontend)?;
         }
+        self.applied.vanished.append(&mut gone);
         for address in cluster_ips {
             self.address(Container::ClusterIps, address, false)?;
         }

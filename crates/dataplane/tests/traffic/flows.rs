@@ -30,7 +30,7 @@ fn sweep(stage: &Stage, frontend: Frontend, was: &Verdict, is: &Verdict) -> Swep
     let (tell, told) = mpsc::channel();
     let node = stage.lab.netns("node-a").unwrap();
     let sweeper = node.run(move || Sweeper::start(move |swept| tell.send(swept).unwrap()).unwrap()).unwrap();
-    sweeper.add(&stage.plan(), &changes);
+    sweeper.add(&stage.plan(), &changes.flows);
     let swept = told.recv_timeout(PATIENCE).unwrap().unwrap();
     drop(sweeper);
     assert!(told.recv().is_err(), "one request, one sweep");

@@ -27,6 +27,7 @@ const CTA_STATUS: u16 = 3;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
+const CTA_STATUS_MASK: u16 = 26;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_TUPLE_ZONE: u16 = 3;
@@ -101,6 +102,8 @@ pub struct Filter {
     pub original: Ends,
     /// Conditions on the packets that answer.
     pub reply: Ends,
+    /// None of these bits is set, see [`ct_status`](crate::nft::expr::ct_status).
+    pub lacks: u32,
 }
 
 /// Conditions on one direction of a flow.
@@ -119,7 +122,7 @@ pub struct Ends {
 impl Filter {
     /// All flows of a family.
     pub fn all(family: Family) -> Filter {
-        Filter { family, protocol: None, original: Ends::default(), reply: Ends::default() }
+        Filter { family, protocol: None, original: Ends::default(), reply: Ends::default(), lacks: 0 }
     }
 
     /// All flows of a family and transport protocol.
@@ -133,6 +136,7 @@ impl Filter {
             && self.protocol.is_none_or(|protocol| protocol == flow.protocol)
             && self.original.matches(&flow.original)
             && self.reply.matches(&flow.reply)
+            && flow.status & self.lacks == 0
     }
 }
 
@@ -219,6 +223,11 @@ impl<T: Transport> Conntrack<T> {
             w.raw(&[filter.family.number(), 0, 0, 0]);
             if restrict {
                 write_filter(w, filter);
+            }
+            // Since Linux 5.16; older ones pass over it.
+            if filter.lacks != 0 {
+                w.be32(CTA_STATUS, 0);
+                w.be32(CTA_STATUS_MASK, filter.lacks);
             }
         };
         let mut seen = 0;

@@ -120,6 +120,9 @@ fn flows_are_listed_by_filter() {
     let mut by_endpoint = Filter::protocol(Family::V4, UDP);
     by_endpoint.reply = Ends { src: Some(Ipv4Addr::LOCALHOST.into()), sport: Some(5353), ..Ends::default() };
     assert_eq!(list(&mut conntrack, &by_endpoint), (vec![*redirected], 1));
+    let untranslated = Filter { lacks: nft::expr::ct_status::DST_NAT, ..Filter::protocol(Family::V4, UDP) };
+    let (flows, seen) = list(&mut conntrack, &untranslated);
+    assert_eq!((flows.len(), seen), (10, 10), "it looks at bits too");
     // Ports without a protocol: the kernel cannot, so it is done here.
     let mut by_port = Filter::all(Family::V4);
     by_port.original.sport = Some(4100);

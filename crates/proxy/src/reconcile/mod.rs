@@ -11,6 +11,7 @@
 
 mod rounds;
 mod sight;
+mod tell;
 mod wait;
 
 use std::{
@@ -22,11 +23,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dataplane::{
-    Audited, Dataplane, Drift, Mode, Scope, TableRules,
-    wishes::{Kind, Shortfall},
-};
-use model::{Changes, Conflict, Dirty, FlowRule, Plan, Settings, Update, World};
+use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules};
+use model::{Changes, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
 use self::{rounds::Rounds, sight::Sight, wait::Sleeper};
@@ -35,7 +33,7 @@ use crate::{
     clock,
     connections::Connections,
     drift::{self, Bell},
-    events::{Note, Recorder, Regarding},
+    events::Recorder,
     metrics::{Metrics, ip_family},
     pace::{Pacer, Work},
     status::Status,
@@ -52,8 +50,8 @@ const BATCH: usize = 4096;
 
 /// Makes a dataplane: at the start, and again after a panic has left one in an unknown state.
 pub type Open = Box<dyn FnMut() -> Result<Box<dyn Dataplane>, String> + Send>;
-/// Has the flows looked at that a change has made stale; must not block.
-pub type Sweep = Box<dyn FnMut(&Plan, &Changes) + Send>;
+/// Has flows looked at that may be stale; must not block.
+pub type Sweep = Box<dyn FnMut(&Plan, Look<'_>) + Send>;
 /// Tells what is in force now: what became different, or, with `None`, everything; must not block.
 pub type Publish = Box<dyn FnMut(&Plan, Option<&Changes>) + Send>;
 
@@ -70,6 +68,15 @@ pub struct Ports {
     pub metrics: Arc<Metrics>,
     /// What the configuration decides, whenever it changes.
     pub tuning: watch::Receiver<Tuning>,
+}
+
+/// Which flows are to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look<'a> {
+    /// Those that a change has made stale.
+    Stale(&'a [FlowRule]),
+    /// Those that may have begun while nothing, or not all, was in force.
+    Missed,
 }
 
 /// Makes others serve a plan, as this process ends. The error is one sentence.
@@ -409,6 +416,7 @@ impl Reconciler {
             self.ports.metrics.lock_wait.only().observe(waited.as_secs_f64());
         }
         let applied = outcome.map_err(|error| error.to_string())?;
+        self.waiting.flows.extend(applied.vanished.iter().copied().filter_map(FlowRule::vanished));
         self.ports.connections.retire(&applied.retired);
         for warning in &applied.warnings {
             tracing::warn!("{warning}");
@@ -480,7 +488,10 @@ impl Reconciler {
         self.ports.connections.follow(&self.plan, told);
         (self.ports.publish)(&self.plan, told);
         if !waiting.flows.is_empty() {
-            (self.ports.sweep)(&self.plan, &Changes { flows: waiting.flows, ..Changes::default() });
+            (self.ports.sweep)(&self.plan, Look::Stale(&waiting.flows));
+        }
+        if self.drifted || !self.serving {
+            (self.ports.sweep)(&self.plan, Look::Missed);
         }
         self.complete = false;
         self.serving = true;
@@ -510,45 +521,6 @@ impl Reconciler {
                     self.ports.metrics.network_programming.of(family).observe(took.as_secs_f64());
                 }
             }
-        }
-    }
-
-    fn tell_conflicts(&self, changes: &Changes) {
-        self.ports.metrics.conflicts.only().add(changes.conflicts.len() as u64);
-        for Conflict { frontend, owner, loser } in &changes.conflicts {
-            tracing::warn!(%frontend, %owner, %loser, "two services claim one frontend; the owner keeps it");
-            self.ports.events.note(Note::warning(
-                "FrontendConflict",
-                "ClaimFrontend",
-                Regarding::Service(loser.service.clone()),
-                format!(
-                    "{frontend} is served for {owner}, which claims it too; {loser} does not get its traffic"
-                ),
-            ));
-        }
-    }
-
-    /// What services ask for and this mode does not do.
-    fn tell_unmet(&mut self, changes: &Changes) {
-        let Some(dataplane) = &self.dataplane else { return };
-        let abilities = dataplane.abilities();
-        let news = match self.complete {
-            true => self.unmet.rebuild(&abilities, &self.plan),
-            false => self.unmet.update(&abilities, &self.plan, changes),
-        };
-        let mode = self.mode;
-        for (service, Shortfall { kind, sentence }) in news {
-            tracing::warn!(%service, "in {mode} mode {sentence}");
-            let reason = match kind {
-                Kind::Protocol => "UnsupportedProtocol",
-                Kind::Tuning => "UnsupportedScheduler",
-            };
-            self.ports.events.note(Note::warning(
-                reason,
-                "ScheduleConnections",
-                Regarding::Service(service),
-                format!("{}: in {mode} mode {sentence}", self.ports.events.node()),
-            ));
         }
     }
 

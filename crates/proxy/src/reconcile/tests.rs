@@ -69,6 +69,8 @@ struct Bench {
     reconciler: Reconciler,
     script: Arc<Mutex<Script>>,
     swept: Arc<Mutex<Vec<FlowRule>>>,
+    /// How often flows were looked for that began while rules were missing.
+    missed: Arc<Mutex<usize>>,
     published: Arc<Mutex<Vec<Option<Changes>>>>,
     status: Arc<Status>,
     metrics: Arc<Metrics>,
@@ -90,15 +92,17 @@ fn bench(stand_in: bool) -> Bench {
         masquerade_all: false,
         external_ips: true,
     };
-    let published = Arc::new(Mutex::new(Vec::new()));
+    let (published, missed) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
+    let misser = Arc::clone(&missed);
     let (opener, sweeper, publisher) = (Arc::clone(&script), Arc::clone(&swept), Arc::clone(&published));
     let ports = Ports {
         open: Box::new(move || {
             opener.lock().expect("unpoisoned").opened += 1;
             Ok(Box::new(Fake(Arc::clone(&opener))))
         }),
-        sweep: Box::new(move |_, changes| {
-            sweeper.lock().expect("unpoisoned").extend_from_slice(&changes.flows);
+        sweep: Box::new(move |_, look| match look {
+            Look::Stale(rules) => sweeper.lock().expect("unpoisoned").extend_from_slice(rules),
+            Look::Missed => *misser.lock().expect("unpoisoned") += 1,
         }),
         publish: Box::new(move |_, changes| publisher.lock().expect("unpoisoned").push(changes.cloned())),
         events: Recorder::default(),
@@ -110,7 +114,7 @@ fn bench(stand_in: bool) -> Bench {
         tuning: watch::channel(Tuning { settings, max_pause: Duration::from_secs(1) }).1,
     };
     let reconciler = Reconciler::new(ports, Duration::from_secs(30), stand_in).expect("the fake opens");
-    Bench { reconciler, script, swept, published, status, metrics, now: Instant::now() }
+    Bench { reconciler, script, swept, missed, published, status, metrics, now: Instant::now() }
 }
 
 impl Bench {
@@ -270,6 +274,8 @@ fn what_somebody_breaks_is_mended_without_a_pause_and_so_is_what_they_break_agai
         bench.reconciler.drifted = true;
         assert_eq!(bench.tell([]), None);
         assert_eq!(bench.calls().len(), 1 + repairs);
+        let missed = *bench.missed.lock().expect("unpoisoned");
+        assert_eq!(missed, 1 + repairs, "connections that began meanwhile are looked for, as at the start");
         bench.reconciler.pacer.succeeded(Work::All, bench.now, bench.now);
     }
 }

@@ -17,7 +17,7 @@ use dataplane::{
     xtables::{Failure, Variant},
 };
 use lab::{Answer, Flow, Lab, Layout, Reply, Route, Transport, address::name_of};
-use model::{Address, Changes, Frontend, Plan, Protocol, Update, Verdict};
+use model::{Address, Changes, Decision, Frontend, Plan, Protocol, Update};
 
 use super::{Host, Judge, promised, seen};
 use crate::{
@@ -499,9 +499,7 @@ fn without_filter(plan: &Plan, probe: &Probe, host: &Host, expect: Expect) -> Ex
 fn is_forwarded(plan: &Plan, probe: &Probe) -> bool {
     let address = Address::Ip(probe.destination.ip());
     let frontend = Frontend { address, protocol: probe.protocol, port: probe.destination.port() };
-    plan.decision(&frontend).is_some_and(|decision| {
-        [&decision.inside, &decision.outside].iter().any(|verdict| matches!(verdict, Verdict::Forward(_)))
-    })
+    plan.decision(&frontend).is_some_and(Decision::forwards)
 }
 
 fn is_weighted(to: &[Target]) -> bool {
@@ -516,7 +514,7 @@ fn times(met: &BTreeMap<Met, u32>, target: &Target) -> u32 {
 fn sweep(plan: &Plan, changes: &Changes) -> Result<(), String> {
     let (report, reports) = mpsc::channel();
     let sweeper = Sweeper::start(move |outcome| drop(report.send(outcome))).map_err(text)?;
-    sweeper.add(plan, changes);
+    sweeper.add(plan, &changes.flows);
     drop(sweeper);
     reports.iter().try_for_each(|outcome| outcome.map(drop).map_err(text))
 }
