@@ -2,7 +2,7 @@
 
 //! Credentials that expire and are replaced.
 
-use std::time::Duration;
+use std::{env, process::Command, time::Duration};
 
 use model::Kind;
 use testkit::apiserver::{ApiServer, Credential, Login};
@@ -76,4 +76,19 @@ fn credentials_replaced_in_time_are_never_missed() {
             }
         }
     }
+}
+
+/// Only who starts the source reads the environment, and a server on loopback is never behind a proxy.
+#[test]
+fn the_environment_of_the_process_is_nothing_to_the_source() {
+    const NAME: &str = "credentials::the_environment_of_the_process_is_nothing_to_the_source";
+    if env::var_os("HTTPS_PROXY").is_none() {
+        let mut again = Command::new(env::current_exe().expect("this test has a file"));
+        // Nobody listens on that port, and the entry without an end is no reason to stop.
+        again.args(["--exact", NAME]).env("HTTPS_PROXY", "http://127.0.0.1:1").env("NO_PROXY", "a,,[::1");
+        assert!(again.status().expect("it starts").success());
+        return;
+    }
+    let server = server(3);
+    Following::start(&server).converge(&server);
 }

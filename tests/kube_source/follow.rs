@@ -47,6 +47,7 @@ impl Following {
             master: None,
             json,
             user_agent: "portolan/test".into(),
+            environment: kube::Environment::default(),
         };
         let status = Arc::new(Status::default());
         let mirror = Arc::new(Mutex::new(Mirror::new()));

@@ -59,6 +59,7 @@ impl Feed {
                         env!("CARGO_PKG_VERSION"),
                         std::env::consts::ARCH
                     ),
+                    environment: kube::Environment::read(|name| std::env::var(name).ok()),
                 };
                 let access = runtime.block_on(kube::Access::open(settings));
                 let access = Arc::new(access.map_err(|error| error.to_string())?);

@@ -13,14 +13,14 @@ use std::{
 };
 
 use http::HeaderValue;
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+use kube::{Client, Config};
+
+use super::{
+    connect,
+    environment::Environment,
+    exchange::Observer,
+    kubeconfig::{self, Seen, Stamp, server_url},
 };
-
-use super::connect;
-
-use super::exchange::Observer;
 
 /// Where the API server is and who we are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub struct Settings {
     /// Ask for JSON instead of protobuf.
     pub json: bool,
     pub user_agent: String,
+    pub environment: Environment,
 }
 
 /// Why there can be no client. Each is one sentence that says what to do.
@@ -64,7 +65,7 @@ struct Held {
     host: Arc<str>,
     /// Counts the clients made, so that of several tasks that were refused only the first makes a new one.
     generation: u64,
-    files: Vec<(PathBuf, Option<Stamp>)>,
+    files: Vec<Seen>,
     token_file: Option<PathBuf>,
     /// As last read. Kept when the file is gone: some are removed once they have been read.
     token: Option<HeaderValue>,
@@ -82,13 +83,6 @@ pub(crate) struct Pass {
     pub(crate) authorization: Option<HeaderValue>,
 }
 
-/// What changes when a file is written or replaced, also through a symlink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    modified: SystemTime,
-    len: u64,
-}
-
 impl Access {
     /// Reads the configuration. Does not connect.
     pub async fn open(settings: Settings) -> Result<Access, Error> {
@@ -103,7 +97,7 @@ impl Access {
     /// What to use for the next request.
     pub(crate) async fn pass(&self) -> Pass {
         let held = self.held();
-        if held.files.iter().any(|(path, stamp)| stamp_of(path) != *stamp) {
+        if held.files.iter().any(|(path, stamp)| Stamp::of(path) != *stamp) {
             tracing::info!("credentials for the API server have changed on disk: reading them again");
             self.renew(held.generation).await;
         } else if held.expires_soon() {
@@ -155,18 +149,7 @@ impl Held {
 }
 
 async fn make(settings: &Settings) -> Result<Held, Error> {
-    let (mut config, files) = match (&settings.kubeconfig, &settings.master) {
-        (Some(path), _) => from_kubeconfig(path).await?,
-        (None, Some(_)) => (Config::new(http::Uri::from_static("https://localhost")), Vec::new()),
-        (None, None) => {
-            let config =
-                Config::incluster().map_err(|error| Error::InCluster { reason: sentence(&error) })?;
-            (config, Vec::new())
-        }
-    };
-    if let Some(url) = &settings.master {
-        config.cluster_url = server_url(url)?;
-    }
+    let (mut config, files) = configure(settings)?;
     let host = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retrying is this module's business: with backoff, and with the answer in the status.
@@ -187,6 +170,26 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
     Ok(Held { client, host, generation: 0, files, token_file, token })
 }
 
+/// Where the server is, who we are, and the files that say so and are read only once.
+fn configure(settings: &Settings) -> Result<(Config, Vec<Seen>), Error> {
+    let (mut config, files) = match (&settings.kubeconfig, &settings.master) {
+        (Some(path), master) => kubeconfig::read(path, master.as_deref())?,
+        (None, Some(url)) => {
+            let server = server_url(url).map_err(|reason| Error::Master { url: url.clone(), reason })?;
+            (Config::new(server), Vec::new())
+        }
+        (None, None) => {
+            let config =
+                Config::incluster().map_err(|error| Error::InCluster { reason: sentence(&error) })?;
+            (config, Vec::new())
+        }
+    };
+    if config.proxy_url.is_none() {
+        config.proxy_url = settings.environment.proxy(&config.cluster_url);
+    }
+    Ok((config, files))
+}
+
 /// The token in a file, without the line end most have.
 fn read_token(path: &Path) -> Option<HeaderValue> {
     let text = std::fs::read_to_string(path).ok()?;
@@ -194,51 +197,6 @@ fn read_token(path: &Path) -> Option<HeaderValue> {
     let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
     header.set_sensitive(true);
     Some(header)
-}
-
-async fn from_kubeconfig(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>), Error> {
-    let refuse = |reason: String| Error::Kubeconfig { path: path.to_owned(), reason };
-    let stamp = stamp_of(path);
-    // Read it ourselves first: "permission denied" is a better sentence than what a parser makes of it.
-    std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| refuse(sentence(&error)))?;
-    let mut files = vec![(path.to_owned(), stamp)];
-    files.extend(referenced(&kubeconfig).map(|path| (path.clone(), stamp_of(&path))));
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .map_err(|error| refuse(sentence(&error)))?;
-    // An empty list of authorities would trust nobody, for ever, and say so only of the server's certificate.
-    if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
-        return Err(refuse("its certificate authority holds no PEM certificate".into()));
-    }
-    Ok((config, files))
-}
-
-/// The files a kubeconfig points to that are read once only. Token files are read for each request.
-fn referenced(kubeconfig: &Kubeconfig) -> impl Iterator<Item = PathBuf> + '_ {
-    let users = kubeconfig.auth_infos.iter().filter_map(|user| user.auth_info.as_ref());
-    let clusters = kubeconfig.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref());
-    users
-        .flat_map(|user| [user.client_certificate.clone(), user.client_key.clone()])
-        .chain(clusters.map(|cluster| cluster.certificate_authority.clone()))
-        .flatten()
-        .map(PathBuf::from)
-}
-
-fn stamp_of(path: &Path) -> Option<Stamp> {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some(Stamp { modified: metadata.modified().ok()?, len: metadata.len() })
-}
-
-/// A host without scheme is meant as HTTPS.
-fn server_url(url: &str) -> Result<http::Uri, Error> {
-    let refuse = |reason: String| Error::Master { url: url.to_owned(), reason };
-    let text = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
-    let uri: http::Uri = text.parse().map_err(|error: http::uri::InvalidUri| refuse(error.to_string()))?;
-    match uri.scheme_str() {
-        Some("http" | "https") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
-        _ => Err(refuse("it has no host or an unknown scheme".into())),
-    }
 }
 
 /// An error with its causes, without line breaks.
@@ -349,11 +307,40 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_be_named_without_scheme() {
-        assert_eq!(server_url("10.0.0.1:6443").unwrap().to_string(), "https://10.0.0.1:6443/");
-        assert_eq!(server_url("http://localhost:8080").unwrap().port_u16(), Some(8080));
-        assert!(server_url("ftp://x").is_err());
-        assert!(server_url("").is_err());
+    fn a_proxy_of_the_kubeconfig_comes_before_those_of_the_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let text = |more: &str| {
+            format!(
+                "current-context: a\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n\
+                 clusters: [{{name: c, cluster: {{server: \"https://10.0.0.1:6443\"{more}}}}}]\n"
+            )
+        };
+        let environment = Environment {
+            https_proxy: Some("env:3128".into()),
+            no_proxy: Some("10.0.0.2,10.0.0.3".into()),
+            ..Environment::default()
+        };
+        for (more, master, expected) in [
+            ("", None, Some("http://env:3128/")),
+            ("", Some("https://10.0.0.2:6443"), None),
+            (", proxy-url: \"\"", None, Some("http://env:3128/")),
+            (", proxy-url: \"http://own:8080\"", None, Some("http://own:8080/")),
+            (", proxy-url: \"http://own:8080\"", Some("10.0.0.2"), Some("http://own:8080/")),
+        ] {
+            std::fs::write(&path, text(more)).unwrap();
+            let settings = Settings {
+                kubeconfig: Some(path.clone()),
+                master: master.map(str::to_owned),
+                environment: environment.clone(),
+                ..Settings::default()
+            };
+            let proxy = configure(&settings).unwrap().0.proxy_url.map(|uri| uri.to_string());
+            assert_eq!(proxy.as_deref(), expected, "{more} {master:?}");
+        }
+        let settings =
+            Settings { master: Some("https://10.0.0.3".into()), environment, ..Settings::default() };
+        assert_eq!(configure(&settings).unwrap().0.proxy_url, None);
     }
 
     #[test]

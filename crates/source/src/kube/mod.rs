@@ -9,15 +9,18 @@
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
 //! - `wire`, `pages`: events and lists, as they arrive
-//! - `access`: credentials and the client; `exchange`: requests; `create`: what is written; `release`: of the server
+//! - `access`: credentials and the client, from `kubeconfig` and `environment`
+//! - `exchange`: requests; `create`: what is written; `release`: of the server
 //! - `backoff`, `status`
 
 mod access;
 mod backoff;
 mod connect;
 mod create;
+mod environment;
 mod exchange;
 mod follow;
+mod kubeconfig;
 mod pages;
 mod protocol;
 mod release;
@@ -33,6 +36,7 @@ use self::follow::{Follower, Place, Shared};
 pub use self::{
     access::{Access, Error, Settings},
     create::NotCreated,
+    environment::Environment,
     exchange::Exchange,
     status::{KindStatus, Status},
 };

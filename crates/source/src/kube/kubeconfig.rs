@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A kubeconfig, read as client-go reads one. `kube` knows the file's format; what its parts come to is decided here,
+//! since `kube` would have the environment decide about a proxy, and by the proxy's own name instead of the server's.
+
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use kube::{
+    Config,
+    config::{AuthInfo, Cluster, ExecAuthCluster, Kubeconfig},
+};
+
+use super::{
+    access::{Error, sentence},
+    environment::proxy_url,
+};
+
+/// A file, and what it was when it was read.
+pub(super) type Seen = (PathBuf, Option<Stamp>);
+
+/// What changes when a file is written or replaced, also through a symlink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    modified: SystemTime,
+    len: u64,
+}
+
+impl Stamp {
+    pub(super) fn of(path: &Path) -> Option<Stamp> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(Stamp { modified: metadata.modified().ok()?, len: metadata.len() })
+    }
+}
+
+/// Reads a kubeconfig; `master` overrides its server. Also gives the files that are read only once. Of a proxy it gives
+/// the one the kubeconfig names.
+pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<Seen>), Error> {
+    let refuse = |reason: String| Error::Kubeconfig { path: path.to_owned(), reason };
+    let stamp = Stamp::of(path);
+    // Read it ourselves first: "permission denied" is a better sentence than what a parser makes of it.
+    std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| refuse(sentence(&error)))?;
+    let (mut cluster, mut user) = current(&kubeconfig).map_err(refuse)?;
+    if let Some(master) = master {
+        cluster.server = Some(master.to_owned());
+    }
+    let mut files = vec![(path.to_owned(), stamp)];
+    let referenced = [&cluster.certificate_authority, &user.client_certificate, &user.client_key];
+    files.extend(referenced.into_iter().flatten().map(|path| (path.into(), Stamp::of(Path::new(path)))));
+    // Of all that is public in `kube` only this reads an authority, be it a file or in base64.
+    let shown = ExecAuthCluster::try_from(&cluster).map_err(|error| refuse(sentence(&error)))?;
+    let authority = shown.certificate_authority_data.as_deref().map(certificates).transpose();
+    if let Some(exec) = user.exec.as_mut().filter(|exec| exec.provide_cluster_info) {
+        exec.cluster = Some(shown.clone());
+    }
+    let url = cluster.server.as_deref().ok_or_else(|| refuse("its cluster has no server".into()))?;
+    let url = match master {
+        Some(master) => {
+            server_url(master).map_err(|reason| Error::Master { url: master.to_owned(), reason })?
+        }
+        None => url.parse().map_err(|error: http::uri::InvalidUri| refuse(error.to_string()))?,
+    };
+    let mut config = Config::new(url);
+    config.root_cert = authority.map_err(refuse)?;
+    config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or(false);
+    config.tls_server_name = cluster.tls_server_name;
+    config.auth_info = user;
+    if let Some(text) = cluster.proxy_url.filter(|text| !text.is_empty()) {
+        let proxy = proxy_url(&text).ok_or_else(|| refuse(format!("its proxy-url {text:?} is no URL")))?;
+        config.proxy_url = Some(proxy);
+    }
+    Ok((config, files))
+}
+
+/// The cluster and the user of the current context. As with client-go, a user who is not there is nobody.
+fn current(kubeconfig: &Kubeconfig) -> Result<(Cluster, AuthInfo), String> {
+    let name = kubeconfig.current_context.as_deref().ok_or("it has no current-context")?;
+    let context = kubeconfig.contexts.iter().find(|named| named.name == name);
+    let context = context.and_then(|named| named.context.as_ref());
+    let context = context.ok_or_else(|| format!("it has no context {name:?}"))?;
+    let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
+    let cluster = cluster.and_then(|named| named.cluster.clone());
+    let cluster = cluster.ok_or_else(|| format!("it has no cluster {:?}", context.cluster))?;
+    let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref());
+    Ok((cluster, user.and_then(|named| named.auth_info.clone()).unwrap_or_default()))
+}
+
+/// The certificates of a PEM file.
+fn certificates(text: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    let sections = pem::parse_many(text).map_err(|error| sentence(&error))?;
+    let found = sections.into_iter().filter(|section| section.tag() == "CERTIFICATE");
+    let found: Vec<_> = found.map(pem::Pem::into_contents).collect();
+    // An empty list of authorities would trust nobody, for ever, and say so only of the server's certificate.
+    if found.is_empty() {
+        return Err("its certificate authority holds no PEM certificate".into());
+    }
+    Ok(found)
+}
+
+/// Where a server is. A host without scheme is meant as HTTPS.
+pub(super) fn server_url(url: &str) -> Result<http::Uri, String> {
+    let text = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
+    let uri: http::Uri = text.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
+    match uri.scheme_str() {
+        Some("http" | "https") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
+        _ => Err("it has no host or an unknown scheme".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_be_named_without_scheme() {
+        assert_eq!(server_url("10.0.0.1:6443").unwrap().to_string(), "https://10.0.0.1:6443/");
+        assert_eq!(server_url("http://localhost:8080").unwrap().port_u16(), Some(8080));
+        assert!(server_url("ftp://x").is_err());
+        assert!(server_url("").is_err());
+    }
+}
