@@ -2,14 +2,14 @@
 
 //! A server in trouble is not hammered: every node of a cluster does the same at the same time.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use model::Kind;
 use testkit::apiserver::{ALWAYS, ApiServer, Fault, Mischief, Refusal, When};
 
 use crate::{
     follow::Following,
-    objects::{addresses, server, slice},
+    objects::{addresses, expected, server, service, slice},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -81,4 +81,32 @@ fn lists_are_not_repeated_without_pause() {
     let requests = server.requests();
     let lists = requests.iter().filter(|request| request.kind == Some(Kind::EndpointSlice)).count();
     assert!((3..=24).contains(&lists), "{lists} lists in a minute");
+}
+
+/// Load balancers cut connections on which nothing is said, and know nothing of bookmarks that are due.
+#[test]
+fn quiet_watches_that_are_cut_are_opened_again_at_once() {
+    let server = server(5);
+    let following = Following::start(&server);
+    following.converge(&server);
+    let watches = || Kind::ALL.map(|kind| following.status.of(kind).watches);
+    for _ in 0..8 {
+        let before = watches();
+        following.skip(MINUTE);
+        server.cut_connections();
+        following.wait_until("watches are open again", || {
+            watches().iter().zip(before).all(|(now, before)| *now > before)
+        });
+    }
+    assert_eq!(Kind::ALL.map(|kind| following.status.of(kind).failures), [0; 4], "no failure of anybody");
+    following.skip(MINUTE);
+    server.cut_connections();
+    server.put(service("new", "10.96.9.1"));
+    // Slowly, since the connection is made in our time.
+    let is_known = (0..100).any(|_| {
+        following.skip(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
+        following.view() == expected(&server)
+    });
+    assert!(is_known, "a new Service waits for the end of a backoff");
 }

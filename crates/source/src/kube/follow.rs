@@ -113,6 +113,10 @@ impl<R: Resource> Follower<R> {
                 return;
             }
             match next {
+                // Whoever cuts our watch has perhaps cut those of all nodes.
+                Next::Now if matches!(trouble, Trouble::Closed { .. }) => {
+                    sleep(SPREAD.mul_f64(self.random.fraction())).await
+                }
                 Next::Now => {}
                 Next::Later => sleep(self.pause(&trouble)).await,
                 Next::Renew => {
@@ -214,8 +218,9 @@ impl<R: Resource> Follower<R> {
             if matches!(self.protocol.ask(), Ask::Watch { .. }) { Stage::Watch } else { Stage::List };
         loop {
             let patience = if stage == Stage::List { LIST_IDLE } else { IDLE };
-            let Some(bytes) = next_bytes(&mut body, patience).await? else {
-                return Err(Trouble::Closed { lived: opened.elapsed() }.into());
+            let bytes = match next_bytes(&mut body, patience).await {
+                Ok(Some(bytes)) => bytes,
+                ended => return Err(self.ended(ended.err(), stage, opened.elapsed()).into()),
             };
             // Less proves little: a server can list, send an event, and lose us again.
             if stage == Stage::Watch && opened.elapsed() >= STEADY {
@@ -239,6 +244,23 @@ impl<R: Resource> Follower<R> {
                 }
                 self.shared.status.heard(R::KIND);
             }
+        }
+    }
+
+    /// How a stream ended. Whoever ends a watch that has lived for a while, it is in order: load balancers cut those on
+    /// which nothing is said, and must not make us slow.
+    fn ended(&mut self, trouble: Option<Trouble>, stage: Stage, lived: Duration) -> Trouble {
+        let is_steady = stage == Stage::Watch && lived >= STEADY;
+        if is_steady {
+            self.backoff.reset();
+        }
+        match trouble {
+            None => Trouble::Closed { lived },
+            Some(Trouble::Transport(reason)) if is_steady => {
+                tracing::debug!("{}: {reason}", name(R::KIND));
+                Trouble::Closed { lived }
+            }
+            Some(trouble) => trouble,
         }
     }
 
@@ -471,6 +493,8 @@ const FORBIDDEN_TRIES: u32 = 5;
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
 /// All is well again once a watch has lived so long.
 const STEADY: Duration = Duration::from_secs(10);
+/// Over so much time the nodes of a cluster spread what they all do at once.
+const SPREAD: Duration = Duration::from_millis(250);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 const PAGE: &str = "500";
 const MAX_ERROR: usize = 64 << 10;
