@@ -227,6 +227,11 @@ fn a_server_that_accepts_and_says_nothing() {
     let removed = change(&server, 0);
     following.pass(Duration::from_secs(120));
     assert_eq!(following.removed(), [""; 0]);
+    for kind in Kind::ALL {
+        let status = following.status.of(kind);
+        assert!((2..20).contains(&status.failures), "{kind:?}: {status:?}");
+        assert!(status.last_error.is_some_and(|error| error.contains("answer")), "{kind:?}");
+    }
     server.mute(false);
     following.converge(&server);
     check_removed(&following, removed, &Mischief::Silence);

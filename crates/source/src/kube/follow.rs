@@ -164,7 +164,7 @@ impl<R: Resource> Follower<R> {
         let request = self.request(&ask);
         let response = self.shared.access.send(pass, request, HEAD_TIMEOUT).await;
         let response = response.map_err(|silence| match silence {
-            Silence::Patience => Trouble::Idle,
+            Silence::Patience => Trouble::Unanswered,
             Silence::Transport(reason) => Trouble::Transport(reason),
         })?;
         let (head, body) = response.into_parts();
@@ -421,6 +421,7 @@ fn describe(trouble: &Trouble) -> String {
     match trouble {
         Trouble::Closed { .. } => "the API server closed the connection".into(),
         Trouble::Idle => "the API server has said nothing for too long".into(),
+        Trouble::Unanswered => "no answer from the API server in time".into(),
         Trouble::Transport(error) => format!("no connection to the API server: {error}"),
         Trouble::Malformed(what) => format!("the API server sent {what}"),
         Trouble::OutOfOrder { version, after } => {

@@ -66,8 +66,10 @@ pub(crate) enum Act {
 pub(crate) enum Trouble {
     /// The stream ended in an orderly way, as every watch does after a while.
     Closed { lived: Duration },
-    /// Nothing was heard for too long.
+    /// On an open stream nothing was heard for too long.
     Idle,
+    /// Not even the head of an answer came.
+    Unanswered,
     /// The connection could not be made, or broke.
     Transport(String),
     /// Something that is not the protocol.
@@ -230,7 +232,7 @@ impl Protocol {
                 }
                 Next::Later
             }
-            Trouble::Closed { .. } | Trouble::Idle | Trouble::Malformed(_) => {
+            Trouble::Closed { .. } | Trouble::Idle | Trouble::Unanswered | Trouble::Malformed(_) => {
                 // A server that takes the request for a stream and does not deliver can perhaps page.
                 if was_streaming_list {
                     self.lost_lists += 1;
@@ -381,6 +383,14 @@ mod tests {
     }
 
     #[test]
+    fn a_request_without_any_answer_is_a_failure() {
+        let mut protocol = watching("1");
+        assert_eq!(protocol.trouble(&Trouble::Idle), Next::Now);
+        assert_eq!(protocol.trouble(&Trouble::Unanswered), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Watch { version: "1".into() });
+    }
+
+    #[test]
     fn what_is_too_old_is_listed_again() {
         let mut protocol = watching("1");
         assert_eq!(protocol.trouble(&status(410)), Next::Later);
@@ -426,7 +436,12 @@ mod tests {
 
     #[test]
     fn a_streamed_list_that_comes_to_nothing_is_asked_for_in_pages() {
-        for trouble in [Trouble::Idle, Trouble::Closed { lived: LONG }, Trouble::Malformed("x".into())] {
+        for trouble in [
+            Trouble::Idle,
+            Trouble::Unanswered,
+            Trouble::Closed { lived: LONG },
+            Trouble::Malformed("x".into()),
+        ] {
             let mut protocol = Protocol::new(false);
             protocol.accepted();
             assert_eq!(protocol.trouble(&trouble), Next::Later);
