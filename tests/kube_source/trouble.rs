@@ -237,6 +237,52 @@ fn a_server_that_accepts_and_says_nothing() {
     check_removed(&following, removed, &Mischief::Silence);
 }
 
+/// An etcd restored from a backup. The server grants watches from versions it has yet to reach, and tells them nothing.
+#[test]
+fn a_server_that_went_back_in_time() {
+    for json in [false, true] {
+        let server = server(20);
+        let following = Following::start_with(&server, Login::Token, json);
+        following.converge(&server);
+        let backup = server.version();
+        for round in 0..50 {
+            server.put(slice("svc0001-x", &addresses(round, 3)));
+        }
+        server.delete(Kind::Service, "shop", "svc0002");
+        server.put(service("late", "10.96.9.1"));
+        following.converge(&server);
+        following.begin();
+        server.go_back(backup);
+        server.put(service("new", "10.96.9.2"));
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(300));
+            following.skip(Duration::from_secs(160));
+        }
+        following.converge(&server);
+        assert_eq!(following.removed(), ["Service shop/late"]);
+        for (kind, lists) in [(Kind::Service, 2), (Kind::EndpointSlice, 2), (Kind::Node, 1)] {
+            assert_eq!(following.ends(kind), lists, "{kind:?}");
+        }
+    }
+}
+
+/// Bookmarks are a promise no server has to keep.
+#[test]
+fn a_server_without_bookmarks_is_not_listed_again() {
+    let server = server(5);
+    let following = Following::start(&server);
+    following.converge(&server);
+    server.forget_requests();
+    for _ in 0..6 {
+        thread::sleep(Duration::from_millis(300));
+        following.skip(Duration::from_secs(160));
+    }
+    following.converge(&server);
+    assert!(Kind::ALL.iter().all(|kind| following.ends(*kind) == 1), "no list was needed");
+    let probes = server.requests().iter().filter(|request| request.verb == Verb::List).count();
+    assert!((4..=16).contains(&probes), "{probes}");
+}
+
 /// A load balancer that has lost its way answers everything with 404. That is no cluster without services.
 #[test]
 fn not_found_is_not_none() {

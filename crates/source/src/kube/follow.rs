@@ -182,6 +182,7 @@ impl<R: Resource> Follower<R> {
         }
         match ask {
             Ask::Page { .. } => self.take_page(format, body).await,
+            Ask::Version => self.take_version(format, body).await,
             Ask::Stream | Ask::Watch { .. } => {
                 self.shared.status.note(R::KIND, |status| {
                     status.watches += 1;
@@ -207,6 +208,23 @@ impl<R: Resource> Follower<R> {
         let (version, token) = page.finish()?;
         if self.protocol.page(version, token) {
             self.end_list().await?;
+        }
+        Ok(())
+    }
+
+    async fn take_version(&mut self, format: Format, mut body: Body) -> Result<(), Stop> {
+        let mut page = Page::new(format);
+        while let Some(bytes) = next_bytes(&mut body, LIST_IDLE).await? {
+            page.push(&bytes);
+            while page.next()?.is_some() {}
+        }
+        let (version, _) = page.finish()?;
+        if let Some(last) = self.protocol.at_version(&version) {
+            tracing::warn!(
+                "the API server went back from version {last} to {version}, as after a restored backup: listing {} again",
+                name(R::KIND)
+            );
+            sleep(SPREAD.mul_f64(self.random.fraction())).await;
         }
         Ok(())
     }
@@ -316,7 +334,7 @@ impl<R: Resource> Follower<R> {
         let mut query = Query::new(self.place.paths[self.path]);
         query.add("labelSelector", self.place.label_selector);
         query.add("fieldSelector", &self.place.field_selector);
-        let is_watch = !matches!(ask, Ask::Page { .. });
+        let is_watch = !matches!(ask, Ask::Page { .. } | Ask::Version);
         if is_watch {
             let seconds = 300 + (self.random.fraction() * 300.0) as u32;
             query.add("watch", "1");
@@ -335,6 +353,7 @@ impl<R: Resource> Follower<R> {
                 query.add("continue", token.as_deref().unwrap_or_default());
             }
             Ask::Watch { version } => query.add("resourceVersion", version),
+            Ask::Version => query.add("limit", "1"),
         }
         let accept = match (self.protocol.json(), is_watch) {
             (true, _) => "application/json",

@@ -13,6 +13,9 @@
 //!     +------ 410, out of order ----+
 //! ```
 //!
+//! A server restored from a backup grants a watch from a version it has yet to reach, and says nothing on it
+//! (kubernetes#107457). We ask for bookmarks, so watches without a word lead to a look at the server's version.
+//!
 //! How a list is asked for depends on the server. Since 1.33 one in one piece is sent object by object from the server's
 //! memory, at about half of what a streamed one costs it. Older ones put such a list together first: from them it is
 //! streamed, and from those that cannot do that it comes in pages.
@@ -33,6 +36,8 @@ pub(crate) enum Ask {
     Page { token: Option<String>, whole: bool },
     /// What has changed since.
     Watch { version: String },
+    /// At which version the server is: as little of a list as there can be.
+    Version,
 }
 
 /// What an event's envelope says.
@@ -80,6 +85,13 @@ pub(crate) enum Trouble {
     Status { code: u16, message: String, retry_after: Option<Duration>, in_stream: bool },
 }
 
+impl Trouble {
+    /// An end that came too soon for a watch whose time was up.
+    fn is_early(&self) -> bool {
+        matches!(self, Trouble::Closed { lived } if *lived < SHORT_WATCH)
+    }
+}
+
 /// When to ask again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -112,6 +124,10 @@ pub(crate) struct Protocol {
     lost_lists: u32,
     /// Watches that ended at something unreadable, one after the other, without an event before it.
     stuck: u32,
+    /// Something was said on the watch.
+    spoke: bool,
+    /// Watches that ended without a word, one after the other.
+    speechless: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +149,8 @@ impl Protocol {
             not_at_once: 0,
             lost_lists: 0,
             stuck: 0,
+            spoke: false,
+            speechless: 0,
         }
     }
 
@@ -156,6 +174,7 @@ impl Protocol {
             Stage::Start if self.at_once && self.not_at_once == 0 => Ask::Page { token: None, whole: true },
             Stage::Start => Ask::Stream,
             Stage::Paging { token } => Ask::Page { token: Some(token.clone()), whole: false },
+            Stage::Watching { .. } if self.speechless >= SPEECHLESS => Ask::Version,
             Stage::Watching { version } => Ask::Watch { version: version.clone() },
         }
     }
@@ -163,6 +182,7 @@ impl Protocol {
     /// The server has begun to answer. Returns whether a list begins with it.
     pub(crate) fn accepted(&mut self) -> bool {
         self.is_listing = self.stage == Stage::Start;
+        self.spoke = false;
         self.is_listing
     }
 
@@ -180,7 +200,21 @@ impl Protocol {
         is_last
     }
 
+    /// The server is at this version. Returns the one we were at, if that is later: then everything is to be listed.
+    pub(crate) fn at_version(&mut self, version: &str) -> Option<String> {
+        self.speechless = 0;
+        match &mut self.stage {
+            Stage::Watching { version: last } if is_older(version, last) => {
+                let last = std::mem::take(last);
+                self.stage = Stage::Start;
+                Some(last)
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn event(&mut self, heading: Heading) -> Result<Act, Trouble> {
+        (self.spoke, self.speechless) = (true, 0);
         let (version, act) = match heading {
             Heading::Present { version } => (version, Act::Apply),
             Heading::Gone { version } => (version, Act::Remove),
@@ -209,6 +243,10 @@ impl Protocol {
         let was_streaming_list = self.ask() == Ask::Stream;
         let broke_off = self.is_listing && self.page_lists == 0 && !was_streaming_list;
         let is_watching = matches!(self.stage, Stage::Watching { .. });
+        let is_stream = matches!(self.ask(), Ask::Watch { .. });
+        if !is_stream {
+            self.speechless = 0;
+        }
         if !is_watching {
             self.stage = Stage::Start;
         }
@@ -222,8 +260,10 @@ impl Protocol {
             return Next::Later;
         }
         match trouble {
-            Trouble::Closed { lived } if is_watching && *lived >= SHORT_WATCH => Next::Now,
-            Trouble::Idle if is_watching => Next::Now,
+            Trouble::Closed { .. } | Trouble::Idle if is_stream && !trouble.is_early() => {
+                self.speechless += u32::from(!self.spoke);
+                Next::Now
+            }
             Trouble::Malformed(_) if is_watching => {
                 // Perhaps one object cannot be read. In a list it spoils only itself.
                 self.stuck += 1;
@@ -301,6 +341,8 @@ const SHORT_WATCH: Duration = Duration::from_secs(10);
 const LOST_LISTS: u32 = 2;
 /// Watches that end at something unreadable before everything is listed anew.
 const STUCK: u32 = 3;
+/// Watches that end without a word before the server's version is looked at.
+const SPEECHLESS: u32 = 2;
 /// Lists that are asked for in another way after that.
 const OTHER_LISTS: u32 = 8;
 /// From this release on servers send a list as they encode it (KEP-5116), and read it from their memory (KEP-2340).
@@ -388,6 +430,44 @@ mod tests {
         assert_eq!(protocol.trouble(&Trouble::Idle), Next::Now);
         assert_eq!(protocol.trouble(&Trouble::Unanswered), Next::Later);
         assert_eq!(protocol.ask(), Ask::Watch { version: "1".into() });
+    }
+
+    #[test]
+    fn watches_without_a_word_lead_to_a_look_at_the_version() {
+        let quiet = |protocol: &mut Protocol| {
+            protocol.accepted();
+            assert_eq!(protocol.trouble(&Trouble::Idle), Next::Now);
+        };
+        let mut protocol = watching("50");
+        assert_eq!(protocol.trouble(&Trouble::Closed { lived: LONG }), Next::Now, "the list was heard");
+        quiet(&mut protocol);
+        assert_eq!(protocol.ask(), Ask::Watch { version: "50".into() });
+        protocol.accepted();
+        protocol.event(bookmark("51", false)).unwrap();
+        protocol.trouble(&Trouble::Idle);
+        quiet(&mut protocol);
+        assert_eq!(protocol.ask(), Ask::Watch { version: "51".into() }, "something was heard in between");
+        quiet(&mut protocol);
+        assert_eq!(protocol.ask(), Ask::Version);
+        assert_eq!(protocol.trouble(&status(500)), Next::Later);
+        assert_eq!(protocol.ask(), Ask::Watch { version: "51".into() }, "it must not keep us from watching");
+        for (version, back) in [("51", None), ("90", None), ("odd", None), ("49", Some("51".to_owned()))] {
+            quiet(&mut protocol);
+            quiet(&mut protocol);
+            assert_eq!(protocol.ask(), Ask::Version);
+            assert_eq!(protocol.at_version(version), back);
+            assert_eq!(protocol.is_to_list(), back.is_some());
+        }
+    }
+
+    #[test]
+    fn a_list_may_be_older_than_what_was_known() {
+        let mut protocol = watching("50");
+        protocol.trouble(&status(410));
+        protocol.accepted();
+        assert_eq!(protocol.event(bookmark("7", true)), Ok(Act::EndList));
+        assert_eq!(protocol.event(present("8")), Ok(Act::Apply));
+        assert_eq!(protocol.ask(), Ask::Watch { version: "8".into() });
     }
 
     #[test]

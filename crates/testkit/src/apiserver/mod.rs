@@ -159,6 +159,19 @@ impl ApiServer {
         self.shared.store().compact();
     }
 
+    /// The resource version of now.
+    pub fn version(&self) -> u64 {
+        self.shared.store().version()
+    }
+
+    /// Goes back to what was at a version, as with an etcd restored from a backup. Connections are cut. Watches from later
+    /// versions are granted, as real servers do, and are told nothing until their version has come again.
+    pub fn go_back(&self, version: u64) {
+        self.go_down();
+        self.shared.store().go_back(version);
+        self.come_up();
+    }
+
     /// Sends a bookmark to each watch that allows them.
     pub fn send_bookmarks(&self) {
         self.shared.pulse.send_modify(|pulse| pulse.bookmarks += 1);

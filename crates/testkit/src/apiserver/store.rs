@@ -130,6 +130,22 @@ impl Store {
         self.pages.clear();
     }
 
+    /// Undoes everything after a version, as a backup does that is put in place.
+    pub(super) fn go_back(&mut self, version: u64) {
+        while let Some(change) = self.history.pop_if(|change| change.version > version) {
+            let Some(any) = change.before.as_ref().or(change.after.as_ref()) else { continue };
+            let part = |field: &str| any["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let key = (change.kind, part("namespace"), part("name"));
+            match change.before {
+                Some(before) => self.objects.insert(key, before),
+                None => self.objects.remove(&key),
+            };
+        }
+        self.version = version;
+        self.compacted = 0;
+        self.pages.clear();
+    }
+
     pub(super) fn object(&self, kind: Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
         self.objects.get(&(kind, namespace.to_owned(), name.to_owned())).cloned()
     }

@@ -101,13 +101,17 @@ impl Watch {
                 let store = shared.store();
                 (store.events_after(version, self.resource.kind, &self.selector), store.version())
             };
-            version = now;
+            // Behind the watcher only after the server went back in time.
+            let is_behind = now < version;
+            version = version.max(now);
             for event in events {
                 self.send(pump, &event).await?;
             }
             if ordered != bookmarks {
                 bookmarks = ordered;
-                self.bookmark(pump, version, false).await?;
+                if !is_behind {
+                    self.bookmark(pump, version, false).await?;
+                }
             }
             tokio::select! {
                 changed = pulse.changed() => if changed.is_err() { return Ok(()) },
@@ -115,6 +119,9 @@ impl Watch {
                 () = sleep(HOLD), if pump.holds() => pump.flush().await?,
                 () = sleep_until(self.deadline) => {
                     pump.flush().await?;
+                    if is_behind {
+                        return Ok(());
+                    }
                     return self.bookmark(pump, version, false).await;
                 }
             }
