@@ -22,6 +22,25 @@ pub struct Node {
     pub eligible: bool,
 }
 
+impl Node {
+    pub fn has_address(&self) -> bool {
+        self.addresses.v4.is_some() || self.addresses.v6.is_some()
+    }
+
+    pub fn has_pod_cidr(&self) -> bool {
+        self.pod_cidrs.v4.is_some() || self.pod_cidrs.v6.is_some()
+    }
+
+    /// The same, with the addresses and pod ranges last known where it has none at all. A Node that is registered anew
+    /// gets them later, and the machine is the same. One that has a single family of a field means it.
+    #[must_use]
+    pub fn remembering(self, last: &Node) -> Node {
+        let addresses = if self.has_address() { self.addresses } else { last.addresses };
+        let pod_cidrs = if self.has_pod_cidr() { self.pod_cidrs } else { last.pod_cidrs };
+        Node { addresses, pod_cidrs, ..self }
+    }
+}
+
 /// What flags and configuration decided. Name and families are fixed for the life of a [`crate::World`]; for the
 /// rest see [`crate::World::retune`].
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -172,7 +172,8 @@ impl World {
     }
 
     /// The node as last known. After its deletion it is no longer eligible, but keeps addresses, pod ranges and
-    /// zone: deleting the object does not unplug the machine, and its traffic goes on as it was.
+    /// zone: deleting the object does not unplug the machine, and its traffic goes on as it was. When it comes back
+    /// without addresses or pod ranges, those last known stay; see [`Node::remembering`].
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
@@ -266,7 +267,10 @@ impl World {
     fn put_node(&mut self, node: Node) {
         self.lists[Kind::Node as usize].found = true;
         let before = Vantage::of(self);
-        self.node = Some(node);
+        self.node = Some(match &self.node {
+            Some(last) => node.remembering(last),
+            None => node,
+        });
         let after = Vantage::of(self);
 
         self.dirty.node_wide |= before.pod_traffic != after.pod_traffic || before.node_ips != after.node_ips;

@@ -3,7 +3,8 @@
 //! What holds for all services at once, and what a change of the node makes the plan look at again.
 
 use model::{
-    DetectLocal, Family, Node, PerFamily, PodTraffic, Protocol, Service, Settings, TrafficPolicy, Update,
+    DetectLocal, Family, Node, NodePortAddress, PerFamily, PodTraffic, Protocol, Service, Settings,
+    TrafficPolicy, Update,
 };
 
 use crate::{
@@ -106,6 +107,24 @@ fn a_deleted_node_keeps_its_ranges_and_loses_its_eligibility() {
     let same = stage.apply([Update::Node(node())]);
     assert!(same.is_empty());
     assert_eq!(stage.world.node().map(|node| node.eligible), Some(true));
+}
+
+#[test]
+fn a_node_that_comes_back_bare_is_what_it_was() {
+    let primary = Box::new([NodePortAddress::Primary]);
+    let slices = [slice("a", V4, &[ready(V4, 0, 1)])];
+    let settings = Settings { node_port_addresses: primary, ..settings() };
+    let mut stage = Stage::with(settings, balanced(TrafficPolicy::Local), slices);
+    let bare = || Node { addresses: PerFamily::default(), pod_cidrs: PerFamily::default(), ..node() };
+    assert!(stage.apply([Update::Node(bare())]).is_empty());
+    assert!(stage.apply([Update::NodeGone, Update::Node(bare())]).is_empty());
+    assert_eq!(stage.world.node(), Some(&node()));
+
+    // Of a field that says something, all is believed.
+    let v6_only = PerFamily { v4: None, ..node().addresses };
+    assert!(stage.apply([Update::Node(Node { addresses: v6_only, ..bare() })]).node_wide);
+    let known = stage.world.node().expect("it was told");
+    assert_eq!((known.addresses, known.pod_cidrs), (v6_only, node().pod_cidrs));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 use ipnet::IpNet;
 use model::{
     Conflict, Decision, EndpointSlice, Family, FlowRule, Frontend, HealthCheck, Kind, Node, NodePortScope,
-    Plan, PodTraffic, Protocol, Service, ServiceKey, Settings, SliceKey, Update, Verdict, World,
+    PerFamily, Plan, PodTraffic, Protocol, Service, ServiceKey, Settings, SliceKey, Update, Verdict, World,
 };
 
 use crate::universe::Step;
@@ -60,7 +60,7 @@ impl Known {
             Update::SliceGone(key) => drop(self.slices.remove(&key)),
             Update::Node(node) => {
                 self.see(Kind::Node, "");
-                self.node = Some(node);
+                self.node = Some(self.node.iter().fold(node, remember));
             }
             Update::NodeGone => self.lose_node(),
             Update::ServiceCidr { name, cidrs } => {
@@ -145,6 +145,17 @@ impl Known {
             Kind::ServiceCidr => self.cidrs.retain(|name, _| seen.contains(&**name)),
         }
     }
+}
+
+/// What a Node does not say of itself at all is as it was last said.
+fn remember(mut node: Node, last: &Node) -> Node {
+    if node.addresses == PerFamily::default() {
+        node.addresses = last.addresses;
+    }
+    if node.pod_cidrs == PerFamily::default() {
+        node.pod_cidrs = last.pod_cidrs;
+    }
+    node
 }
 
 /// All that a plan says, comparable.

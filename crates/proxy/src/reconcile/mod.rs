@@ -299,7 +299,7 @@ impl Reconciler {
     }
 
     fn note(&mut self, update: &Update) {
-        self.sight.note(update);
+        self.sight.note(update, &self.world);
         let metrics = &self.ports.metrics;
         match update {
             Update::Service(_) | Update::ServiceGone(_) => {

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::{DetectLocal, Kind, Update, World};
+use model::{DetectLocal, Kind, Node, Update, World};
 
 use crate::host;
 
@@ -25,17 +25,24 @@ pub(super) struct Sight {
     stale: bool,
     /// What the first programming waits for has been told.
     told: bool,
+    /// What the Node object does not say any more, as told.
+    kept: Option<&'static str>,
 }
 
 impl Sight {
     pub(super) fn new(stand_in: bool) -> Sight {
-        Sight { stand_in, has_node: false, host_known: false, stale: false, told: false }
+        Sight { stand_in, has_node: false, host_known: false, stale: false, told: false, kept: None }
     }
 
     /// To be called for each update before the world takes it.
-    pub(super) fn note(&mut self, update: &Update) {
+    pub(super) fn note(&mut self, update: &Update, world: &World) {
         match update {
-            Update::Node(_) => self.has_node = true,
+            Update::Node(node) => {
+                self.has_node = true;
+                if let Some(what) = self.keep(node, world.node()) {
+                    tracing::warn!(node = %node.name, "the Node object has no {what}; those last known stay in force");
+                }
+            }
             Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
             Update::HostAddresses(_) => self.host_known = true,
             Update::End(Kind::Node) => {}
@@ -53,9 +60,8 @@ impl Sight {
 
     /// Before the first programming: until when to wait for the node, if it is to be waited for.
     pub(super) fn wait(&mut self, world: &World, begun: Instant, now: Instant) -> Option<Instant> {
-        let node = world.node();
-        let addressed = node.is_some_and(|node| node.addresses.v4.is_some() || node.addresses.v6.is_some());
-        let ranged = node.is_some_and(|node| node.pod_cidrs.v4.is_some() || node.pod_cidrs.v6.is_some());
+        let addressed = world.node().is_some_and(Node::has_address);
+        let ranged = world.node().is_some_and(Node::has_pod_cidr);
         let (patience, missing) = match world.settings().detect_local {
             DetectLocal::NodeCidr if !ranged && !self.stand_in => (POD_CIDR_PATIENCE, "pod CIDRs"),
             _ if addressed => return None,
@@ -80,9 +86,59 @@ impl Sight {
         None
     }
 
+    /// What the world goes on believing though this Node does not say it (see [`Node::remembering`]), if that has not
+    /// been told yet.
+    fn keep(&mut self, node: &Node, last: Option<&Node>) -> Option<&'static str> {
+        let addresses = !node.has_address() && last.is_some_and(Node::has_address);
+        let pod_cidrs = !node.has_pod_cidr() && last.is_some_and(Node::has_pod_cidr);
+        let kept = match (addresses, pod_cidrs) {
+            (true, true) => Some("addresses and pod CIDRs"),
+            (true, false) => Some("addresses"),
+            (false, true) => Some("pod CIDRs"),
+            (false, false) => None,
+        };
+        let told = std::mem::replace(&mut self.kept, kept);
+        kept.filter(|_| kept != told)
+    }
+
     fn tell_once(&mut self, why: &str) {
         if !std::mem::replace(&mut self.told, true) {
             tracing::warn!("{why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::PerFamily;
+
+    use super::*;
+
+    #[test]
+    fn what_a_bare_node_keeps_is_told_once_each_time_it_comes_so() {
+        let bare = Node {
+            name: "here".into(),
+            addresses: PerFamily::default(),
+            pod_cidrs: PerFamily::default(),
+            zone: None,
+            eligible: true,
+        };
+        let ranged =
+            Node { pod_cidrs: PerFamily { v4: "10.1.0.0/24".parse().ok(), v6: None }, ..bare.clone() };
+        let whole =
+            Node { addresses: PerFamily { v4: Some([192, 0, 2, 5].into()), v6: None }, ..ranged.clone() };
+        let mut sight = Sight::new(false);
+        assert_eq!(sight.keep(&bare, None), None, "nothing was known");
+        assert_eq!(sight.keep(&whole, None), None);
+        for _ in 0..2 {
+            assert_eq!(sight.keep(&bare, Some(&whole)), Some("addresses and pod CIDRs"));
+            assert_eq!(
+                sight.keep(&bare, Some(&whole)),
+                None,
+                "a Node is told anew with each of its heartbeats"
+            );
+            assert_eq!(sight.keep(&ranged, Some(&whole)), Some("addresses"));
+            assert_eq!(sight.keep(&whole, Some(&whole)), None);
         }
     }
 }

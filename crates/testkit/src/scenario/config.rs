@@ -77,6 +77,7 @@ impl Config {
                 self.settings.node_ip_override[Family::of(address)] = Some(address);
             }
             "nodeZone" => self.node.zone = Some(value.into()),
+            "nodePodCIDRs" if value == "none" => self.node.pod_cidrs = PerFamily::default(),
             "serviceCIDR" => self.service_cidrs = list(value, cidr)?,
             _ => return Err(format!("no such setting as {key}")),
         }
