@@ -110,7 +110,6 @@ pub struct Reconciler {
     serving: bool,
     sight: Sight,
     started: SystemTime,
-    begun: Instant,
     tally: Tally,
     unmet: Unmet,
     /// Is told of every round.
@@ -165,7 +164,6 @@ impl Reconciler {
             serving: false,
             sight: Sight::new(stand_in),
             started: SystemTime::now(),
-            begun: Instant::now(),
             tally: Tally::default(),
             unmet: Unmet::default(),
             systemd: Arc::default(),
@@ -284,7 +282,7 @@ impl Reconciler {
     /// Takes updates in. An update that panics is dropped, and hurts no other.
     pub fn take(&mut self, updates: &mut Vec<Update>, now: Instant) {
         for update in updates.drain(..) {
-            self.note(&update);
+            self.note(&update, now);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.world.apply(update))) {
                 self.survive(&*panic, now);
             }
@@ -298,8 +296,8 @@ impl Reconciler {
         }
     }
 
-    fn note(&mut self, update: &Update) {
-        self.sight.note(update, &self.world);
+    fn note(&mut self, update: &Update, now: Instant) {
+        self.sight.note(update, &self.world, now);
         let metrics = &self.ports.metrics;
         match update {
             Update::Service(_) | Update::ServiceGone(_) => {
@@ -320,7 +318,7 @@ impl Reconciler {
             return None;
         }
         if !self.serving
-            && let Some(until) = self.sight.wait(&self.world, self.begun, now)
+            && let Some(until) = self.sight.wait(&self.world, now)
         {
             return Some(until);
         }

@@ -9,7 +9,7 @@ use model::{DetectLocal, Kind, Node, Update, World};
 use crate::host;
 
 /// How long the first programming waits for a Node object with an address, and for its pod CIDRs if they are
-/// needed; then it goes on without.
+/// needed; then it goes on without. Counts from the first list of Nodes: while the API server is away, none can come.
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(30);
 const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 
@@ -23,6 +23,8 @@ pub(super) struct Sight {
     host_known: bool,
     /// The host may have to stand in anew.
     stale: bool,
+    /// When Nodes had been listed for the first time.
+    listed: Option<Instant>,
     /// What the first programming waits for has been told.
     told: bool,
     /// What the Node object does not say any more, as told.
@@ -31,11 +33,19 @@ pub(super) struct Sight {
 
 impl Sight {
     pub(super) fn new(stand_in: bool) -> Sight {
-        Sight { stand_in, has_node: false, host_known: false, stale: false, told: false, kept: None }
+        Sight {
+            stand_in,
+            has_node: false,
+            host_known: false,
+            stale: false,
+            listed: None,
+            told: false,
+            kept: None,
+        }
     }
 
     /// To be called for each update before the world takes it.
-    pub(super) fn note(&mut self, update: &Update, world: &World) {
+    pub(super) fn note(&mut self, update: &Update, world: &World, now: Instant) {
         match update {
             Update::Node(node) => {
                 self.has_node = true;
@@ -45,7 +55,9 @@ impl Sight {
             }
             Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
             Update::HostAddresses(_) => self.host_known = true,
-            Update::End(Kind::Node) => {}
+            Update::End(Kind::Node) => {
+                self.listed.get_or_insert(now);
+            }
             _ => return,
         }
         self.stale = true;
@@ -59,7 +71,7 @@ impl Sight {
     }
 
     /// Before the first programming: until when to wait for the node, if it is to be waited for.
-    pub(super) fn wait(&mut self, world: &World, begun: Instant, now: Instant) -> Option<Instant> {
+    pub(super) fn wait(&mut self, world: &World, now: Instant) -> Option<Instant> {
         let addressed = world.node().is_some_and(Node::has_address);
         let ranged = world.node().is_some_and(Node::has_pod_cidr);
         let (patience, missing) = match world.settings().detect_local {
@@ -74,7 +86,7 @@ impl Sight {
             }
             _ => (NODE_PATIENCE, "an address"),
         };
-        let until = begun + patience;
+        let until = self.listed.unwrap_or(now) + patience;
         if now < until {
             let name = &world.settings().node_name;
             self.tell_once(&format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::sync::Mutex;
+use std::{net::IpAddr, sync::Mutex};
 
 use dataplane::{Applied, Error};
 use model::{
@@ -211,6 +211,17 @@ fn node(eligible: bool) -> Node {
     }
 }
 
+fn empty_lists() -> impl Iterator<Item = Update> {
+    Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)])
+}
+
+/// The node's address and zone.
+fn known(bench: &Bench) -> (Option<IpAddr>, Option<String>) {
+    let node = bench.reconciler.world.node();
+    let zone = node.and_then(|node| node.zone.as_deref()).map(str::to_owned);
+    (node.and_then(|node| node.addresses.v4), zone)
+}
+
 #[test]
 fn nothing_is_programmed_before_everything_is_listed() {
     let mut bench = bench(false);
@@ -369,16 +380,18 @@ fn a_panic_is_survived_with_a_new_plan_and_dataplane() {
 #[test]
 fn the_first_programming_waits_for_the_node() {
     let mut bench = bench(false);
-    let begun = bench.reconciler.begun;
-    let kinds = Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]);
-    assert_eq!(bench.tell(kinds), Some(begun + NODE_PATIENCE));
+    // The API server was away for long: there was nothing to wait for.
+    bench.now += NODE_PATIENCE * 2;
+    assert_eq!(bench.tell(empty_lists()), Some(bench.now + NODE_PATIENCE));
     assert!(bench.calls().is_empty());
+    let begun = bench.now;
+    bench.now += Duration::from_secs(20);
+    assert_eq!(bench.tell(empty_lists()), Some(begun + NODE_PATIENCE), "a relist is no new beginning");
     bench.tell([Update::Node(node(true))]);
     assert_eq!(bench.calls().len(), 1, "it came");
 
     let mut late = self::bench(false);
-    late.tell(Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]));
-    late.now = late.reconciler.begun + NODE_PATIENCE;
+    late.now = late.tell(empty_lists()).expect("it waits");
     late.tell([]);
     assert_eq!(late.calls().len(), 1, "it did not");
 }
@@ -386,15 +399,14 @@ fn the_first_programming_waits_for_the_node() {
 #[test]
 fn without_node_objects_the_host_stands_in() {
     let mut bench = bench(true);
-    let kinds = || Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]);
-    bench.tell(kinds());
+    bench.tell(empty_lists());
     assert!(bench.calls().is_empty(), "the addresses are not known yet");
     bench.tell([Update::HostAddresses(Box::new([[127, 0, 0, 1].into(), [203, 0, 113, 9].into()]))]);
     assert_eq!(bench.calls().len(), 1);
-    let address = |bench: &Bench| bench.reconciler.world.node().and_then(|node| node.addresses.v4);
+    let address = |bench: &Bench| known(bench).0;
     assert_eq!(address(&bench), Some([203, 0, 113, 9].into()));
     // A new list without a Node does not take it away; another address is followed.
-    bench.tell(kinds());
+    bench.tell(empty_lists());
     assert!(bench.reconciler.world.node().expect("still there").eligible);
     bench.tell([Update::HostAddresses(Box::new([[203, 0, 113, 10].into()]))]);
     assert_eq!(address(&bench), Some([203, 0, 113, 10].into()));
@@ -420,7 +432,7 @@ fn eligibility_reaches_the_status() {
 #[test]
 fn a_host_without_an_address_is_not_waited_for() {
     let mut bench = bench(true);
-    bench.tell(Kind::ALL.into_iter().flat_map(|kind| [Update::Begin(kind), Update::End(kind)]));
+    bench.tell(empty_lists());
     assert!(bench.calls().is_empty(), "the host has not said yet what it has");
     bench.tell([Update::HostAddresses(Box::default())]);
     assert_eq!(bench.calls().len(), 1);
