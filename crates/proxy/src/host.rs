@@ -122,8 +122,8 @@ fn follow(updates: &WeakSender<Update>) -> Result<(), Error> {
     }
 }
 
-/// The node as far as the machine itself can tell, for a source that has no Node objects: in each family the
-/// address that traffic by the default route starts from, else the first that is valid everywhere.
+/// The node as far as the machine itself can tell, where no Node object says an address: in each family the one
+/// that traffic by the default route starts from, else the first that is valid everywhere.
 pub fn stand_in(name: &Arc<str>, addresses: &[IpAddr]) -> Node {
     let address = |family: Family| {
         let global = |ip: &&IpAddr| Family::of(**ip) == family && is_global(**ip);

@@ -48,10 +48,8 @@ fn plan(mut options: Options) -> Result<String, String> {
     problems.recent().iter().for_each(|problem| eprintln!("{problem}"));
     let mut world = World::new(settings);
     let addresses = host::addresses().unwrap_or_default();
-    let has_node = updates.iter().any(|update| matches!(update, Update::Node(_)));
-    if !has_node {
-        world.apply(Update::Node(host::stand_in(&node_name, &addresses)));
-    }
+    // A Node object that has an address has the better word, and comes after.
+    world.apply(Update::Node(host::stand_in(&node_name, &addresses)));
     world.apply(Update::HostAddresses(addresses));
     updates.into_iter().for_each(|update| world.apply(update));
     Ok(Plan::from_world(&world).to_string())

@@ -141,8 +141,8 @@ struct Waiting {
 }
 
 impl Reconciler {
-    /// Opens the dataplane. `stand_in`: the source may have no Node object; then the host's own addresses do.
-    pub fn new(mut ports: Ports, max_backoff: Duration, stand_in: bool) -> Result<Reconciler, String> {
+    /// Opens the dataplane. `from_files`: the source may have no Node object; then the host's own addresses do.
+    pub fn new(mut ports: Ports, max_backoff: Duration, from_files: bool) -> Result<Reconciler, String> {
         let dataplane = (ports.open)()?;
         match dataplane.meter() {
             Ok(Some(meter)) => ports.connections.attach(meter),
@@ -162,7 +162,7 @@ impl Reconciler {
             complete: true,
             blank: true,
             serving: false,
-            sight: Sight::new(stand_in),
+            sight: Sight::new(from_files),
             started: SystemTime::now(),
             tally: Tally::default(),
             unmet: Unmet::default(),
@@ -287,12 +287,16 @@ impl Reconciler {
                 self.survive(&*panic, now);
             }
         }
-        if let Some(update) = self.sight.stand_in(&self.world) {
-            self.world.apply(update);
-        }
+        self.stand_in();
         self.ports.status.node(self.world.node().map(|node| node.eligible));
         if !self.world.dirty().is_empty() && self.waiting.since.is_none() {
             self.waiting.since = Some(now);
+        }
+    }
+
+    fn stand_in(&mut self) {
+        if let Some(update) = self.sight.stand_in(&self.world) {
+            self.world.apply(update);
         }
     }
 
@@ -322,6 +326,8 @@ impl Reconciler {
         {
             return Some(until);
         }
+        // The wait may just have ended in vain.
+        self.stand_in();
         if !self.complete && self.world.dirty().is_empty() {
             return None;
         }

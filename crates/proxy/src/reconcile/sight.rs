@@ -16,29 +16,40 @@ const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sight {
-    /// Where no Node objects are to be had, the host itself says what it is.
-    stand_in: bool,
-    has_node: bool,
+    /// There need not be a Node object.
+    from_files: bool,
+    heard: Heard,
     /// The host has told its addresses, be it that it has none.
     host_known: bool,
     /// The host may have to stand in anew.
     stale: bool,
     /// When Nodes had been listed for the first time.
     listed: Option<Instant>,
+    /// What was waited for has not come: what there is has to do.
+    resigned: bool,
     /// What the first programming waits for has been told.
     told: bool,
     /// What the Node object does not say any more, as told.
     kept: Option<&'static str>,
 }
 
+/// What Node objects have said so far. Nothing of it is unsaid when the object goes, or a list of Nodes begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    NoAddress,
+    Address,
+}
+
 impl Sight {
-    pub(super) fn new(stand_in: bool) -> Sight {
+    pub(super) fn new(from_files: bool) -> Sight {
         Sight {
-            stand_in,
-            has_node: false,
+            from_files,
+            heard: Heard::Nothing,
             host_known: false,
             stale: false,
             listed: None,
+            resigned: false,
             told: false,
             kept: None,
         }
@@ -48,37 +59,53 @@ impl Sight {
     pub(super) fn note(&mut self, update: &Update, world: &World, now: Instant) {
         match update {
             Update::Node(node) => {
-                self.has_node = true;
+                self.heard = match self.heard {
+                    Heard::Address => Heard::Address,
+                    _ if node.has_address() => Heard::Address,
+                    _ => Heard::NoAddress,
+                };
                 if let Some(what) = self.keep(node, world.node()) {
                     tracing::warn!(node = %node.name, "the Node object has no {what}; those last known stay in force");
                 }
             }
-            Update::NodeGone | Update::Begin(Kind::Node) => self.has_node = false,
             Update::HostAddresses(_) => self.host_known = true,
             Update::End(Kind::Node) => {
                 self.listed.get_or_insert(now);
             }
+            Update::NodeGone => {}
             _ => return,
         }
         self.stale = true;
     }
 
-    /// What the host says in place of a Node object, if it has to and something has changed.
+    /// What the host says in place of a Node object that never had an address, if it has to and something has changed.
     pub(super) fn stand_in(&mut self, world: &World) -> Option<Update> {
         let stale = std::mem::take(&mut self.stale);
-        let needed = stale && self.stand_in && !self.has_node && !world.host_addresses().is_empty();
-        needed.then(|| Update::Node(host::stand_in(&world.settings().node_name, world.host_addresses())))
+        let is_wanted = (self.from_files || self.resigned) && self.heard != Heard::Address;
+        let is_ready = world.is_listed(Kind::Node) && !world.host_addresses().is_empty();
+        if !stale || !is_wanted || !is_ready {
+            return None;
+        }
+        let host = host::stand_in(&world.settings().node_name, world.host_addresses());
+        Some(Update::Node(match world.node().filter(|_| self.heard == Heard::NoAddress) {
+            Some(node) => Node { addresses: host.addresses, ..node.clone() },
+            // Who is to have a Node object and has none is not eligible.
+            None => Node { eligible: self.from_files, ..host },
+        }))
     }
 
     /// Before the first programming: until when to wait for the node, if it is to be waited for.
     pub(super) fn wait(&mut self, world: &World, now: Instant) -> Option<Instant> {
+        if self.resigned {
+            return None;
+        }
         let addressed = world.node().is_some_and(Node::has_address);
         let ranged = world.node().is_some_and(Node::has_pod_cidr);
         let (patience, missing) = match world.settings().detect_local {
-            DetectLocal::NodeCidr if !ranged && !self.stand_in => (POD_CIDR_PATIENCE, "pod CIDRs"),
+            DetectLocal::NodeCidr if !ranged && !self.from_files => (POD_CIDR_PATIENCE, "pod CIDRs"),
             _ if addressed => return None,
             // No Node object will come that knows more than the host does.
-            _ if self.stand_in && self.host_known => {
+            _ if self.from_files && self.host_known => {
                 self.tell_once(
                     "this host has no address but loopback: no node port is served until it has one",
                 );
@@ -94,7 +121,9 @@ impl Sight {
             ));
             return Some(until);
         }
-        tracing::error!(waited = ?patience, missing, "the Node object has not all that is needed; going on without");
+        (self.resigned, self.stale) = (true, true);
+        let instead = if addressed { "without" } else { "with the host's own addresses" };
+        tracing::error!(waited = ?patience, missing, "the Node object has not all that is needed; going on {instead}");
         None
     }
 

@@ -397,6 +397,28 @@ fn the_first_programming_waits_for_the_node() {
 }
 
 #[test]
+fn for_a_node_of_which_nothing_is_known_the_host_stands_in_after_the_wait() {
+    let host = |last| Update::HostAddresses(Box::new([[127, 0, 0, 1].into(), [203, 0, 113, last].into()]));
+    let bare = Node { addresses: PerFamily::default(), zone: Some("a".into()), ..node(true) };
+    for (told, zone, eligible) in [(None, None, false), (Some(bare), Some("a"), true)] {
+        let mut bench = bench(false);
+        bench.tell(empty_lists().chain([host(9)]));
+        let next = bench.tell(told.map(Update::Node));
+        assert_eq!(known(&bench).0, None, "a Node may still come");
+        bench.now = next.expect("it waits");
+        bench.tell([]);
+        assert_eq!(known(&bench), (Some([203, 0, 113, 9].into()), zone.map(str::to_owned)));
+        assert_eq!(bench.status.report(SystemTime::now()).eligible, eligible);
+        bench.tell([host(10)]);
+        assert_eq!(known(&bench), (Some([203, 0, 113, 10].into()), zone.map(str::to_owned)));
+        assert_eq!(bench.status.report(SystemTime::now()).eligible, eligible);
+        bench.tell([Update::Node(node(true))]);
+        bench.tell([host(9)]);
+        assert_eq!(known(&bench), (Some([192, 0, 2, 5].into()), None), "what a Node says is better");
+    }
+}
+
+#[test]
 fn without_node_objects_the_host_stands_in() {
     let mut bench = bench(true);
     bench.tell(empty_lists());
@@ -413,6 +435,22 @@ fn without_node_objects_the_host_stands_in() {
     // A Node object is better than the host's word.
     bench.tell([Update::Begin(Kind::Node), Update::Node(node(true)), Update::End(Kind::Node)]);
     assert_eq!(address(&bench), Some([192, 0, 2, 5].into()));
+}
+
+#[test]
+fn the_host_does_not_stand_in_for_a_node_that_was_there() {
+    let mut bench = bench(true);
+    bench.list();
+    let pod_cidrs = PerFamily { v4: "10.1.0.0/24".parse().ok(), v6: None };
+    let whole = Node { pod_cidrs, zone: Some("a".into()), ..node(true) };
+    bench.tell([Update::Node(whole.clone())]);
+    let host = |last| Update::HostAddresses(Box::new([[203, 0, 113, last].into()]));
+    bench.tell([Update::Begin(Kind::Node), host(9)]);
+    assert_eq!(bench.reconciler.world.node(), Some(&whole), "the rest of the list is under way");
+    bench.tell([Update::Node(whole.clone()), Update::End(Kind::Node), Update::NodeGone]);
+    assert_eq!(bench.reconciler.world.node(), Some(&Node { eligible: false, ..whole.clone() }));
+    bench.tell(empty_lists().chain([host(10)]));
+    assert_eq!(bench.reconciler.world.node(), Some(&Node { eligible: false, ..whole }));
 }
 
 #[test]
