@@ -10,7 +10,7 @@ use crate::{
     attr::{NLM_F_ACK, NLM_F_DUMP},
     codec::{Message, Reader},
     error::Error,
-    socket::Transport,
+    socket::{Socket, Transport},
 };
 
 const NLMSG_ERROR: u16 = 2;
@@ -238,6 +238,10 @@ impl<T: Transport> Transport for Faulty<T> {
 
     fn port(&self) -> u32 {
         self.inner.port()
+    }
+
+    fn sibling(&self) -> Result<Option<Socket>, Error> {
+        self.inner.sibling()
     }
 }
 

@@ -33,6 +33,12 @@ pub trait Transport: Send {
 
     /// The kernel's number for this end. Notifications carry the number of who caused them.
     fn port(&self) -> u32;
+
+    /// Another socket of the same kind in the same network namespace. `None` if this thread is in another one, and for
+    /// what is no socket.
+    fn sibling(&self) -> Result<Option<Socket>, Error> {
+        Ok(None)
+    }
 }
 
 impl<T: Transport + ?Sized> Transport for Box<T> {
@@ -46,6 +52,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn port(&self) -> u32 {
         (**self).port()
+    }
+
+    fn sibling(&self) -> Result<Option<Socket>, Error> {
+        (**self).sibling()
     }
 }
 
@@ -64,6 +74,7 @@ pub enum Protocol {
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
+    protocol: Protocol,
     port: u32,
     send_limit: usize,
 }
@@ -84,7 +95,7 @@ impl Socket {
         let address = net::getsockname(&fd).map_err(|errno| Error::io("getsockname", errno))?;
         let address =
             SocketAddrNetlink::try_from(address).map_err(|errno| Error::io("getsockname", errno))?;
-        let socket = Socket { send_limit: DEFAULT_SEND_LIMIT, port: address.pid(), fd };
+        let socket = Socket { send_limit: DEFAULT_SEND_LIMIT, port: address.pid(), protocol, fd };
         // Without these the kernel still answers, only with less to say (and, for strict checking, it ignores what it
         // does not know in a filter, which user space then checks). Kernels before 4.20 lack the last one.
         socket.option(libc::NETLINK_EXT_ACK, 1).ok();
@@ -181,6 +192,24 @@ impl Socket {
         }
     }
 
+    /// The kernel's number for the network namespace; `None` before Linux 5.14, which does not tell.
+    fn netns_cookie(&self) -> Option<u64> {
+        let mut cookie = 0u64;
+        let mut len = size_of_val(&cookie) as libc::socklen_t;
+        // SAFETY: the descriptor is open as long as `self.fd` lives; pointer and length describe `cookie`, which the
+        // kernel fills and keeps no pointer to.
+        let result = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_NETNS_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut len,
+            )
+        };
+        (result == 0).then_some(cookie)
+    }
+
     /// Waits until there is something to receive; `false` when the time is over.
     fn wait(&self, deadline: Instant) -> Result<bool, Error> {
         loop {
@@ -250,6 +279,11 @@ impl Transport for Socket {
 
     fn port(&self) -> u32 {
         self.port
+    }
+
+    fn sibling(&self) -> Result<Option<Socket>, Error> {
+        let sibling = Socket::open(self.protocol)?;
+        Ok((sibling.netns_cookie() == self.netns_cookie()).then_some(sibling))
     }
 }
 

@@ -12,7 +12,7 @@ use netlink::{
 
 use super::{
     holdings::{self, Holdings},
-    layout::{Container, Kind, wire},
+    layout::{Container, Kind},
     lift,
     program::{Bytes, Chain, Element, Frame, Program, Value},
     readback::Readback,
@@ -30,7 +30,7 @@ pub(super) fn read<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Hol
 
 /// Sets, and chains with their rules, of our table of a family; `None` if there is none, or it is switched off.
 pub(super) fn frame<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option<Frame>, Error> {
-    let frame = |nft: &mut Nft<T>| match find(nft, family)? {
+    let frame = |nft: &mut Nft<T>| match nft.table(table(family))? {
         Some(found) if !found.dormant => read_frame(nft, family).map(Some),
         _ => Ok(None),
     };
@@ -47,7 +47,7 @@ fn failed(family: Family, error: netlink::Error) -> Error {
 }
 
 fn read_holdings<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Holdings, netlink::Error> {
-    let Some(found) = find(nft, family)? else { return Ok(Holdings::default()) };
+    let Some(found) = nft.table(table(family))? else { return Ok(Holdings::default()) };
     let (frame, foreign) = sort_out(read_frame(nft, family)?);
     let unlike = |set: &nft::Set| {
         Container::parse(&set.name).is_none_or(|container| container.definition(family, set.counter) != *set)
@@ -70,7 +70,7 @@ fn read_holdings<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Holdi
 }
 
 fn read_program<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option<Program>, netlink::Error> {
-    if find(nft, family)?.is_none() {
+    if nft.table(table(family))?.is_none() {
         return Ok(None);
     }
     let frame = read_frame(nft, family)?;
@@ -84,11 +84,6 @@ fn read_program<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option
         elements.insert(set.name.clone(), of_set);
     }
     Ok(Some(Program { family, frame, elements }))
-}
-
-fn find<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Option<nft::Table>, netlink::Error> {
-    let tables = nft.tables(wire(family))?.into_iter().map(|listed| listed.object);
-    Ok(tables.into_iter().find(|table| table.name == names::TABLE))
 }
 
 fn read_frame<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Frame, netlink::Error> {

@@ -14,11 +14,13 @@ use super::{
     batch::{Batch, Delete},
     decode::{self, Generic, InTable},
     encode::{self, msg},
+    listing::{ATTEMPTS, Listing, is_of, is_of_chains},
+    monitor::{Change, Object},
     types::{Chain, Element, ElementValue, Listed, ListedRule, Set, Table, TableRef},
 };
 use crate::{
     Family,
-    attr::{NLM_F_ACK, NLM_F_DUMP, Writer},
+    attr::{NLM_F_ACK, Writer},
     channel::{Ack, Channel},
     codec::{Message, Reader, each_attr},
     error::{Error, Op},
@@ -170,20 +172,34 @@ impl<T: Transport> Nft<T> {
 
     /// All tables of a family.
     pub fn tables(&mut self, family: Family) -> Result<Vec<Listed<Table>>, Error> {
-        self.list(
-            ("list tables", msg::GETTABLE),
-            family,
-            |_| {},
-            |attrs| Ok(Some(decode::table(family, attrs)?)),
-        )
+        let spoils = |change: &Change| change.object == Object::Table && change.family == Some(family);
+        let listing = Listing::new(("list tables", msg::GETTABLE), family, &|_| {}, &spoils);
+        self.list(&listing, |attrs| Ok(Some(decode::table(family, attrs)?)))
+    }
+
+    /// One table; `None` if it is not there. Unlike a listing, nobody can disturb this.
+    pub fn table(&mut self, table: TableRef<'_>) -> Result<Option<Table>, Error> {
+        let mut found = None;
+        let fill = |w: &mut Writer| {
+            encode::genmsg(w, table.family.number());
+            encode::table_name(w, table.name);
+        };
+        let outcome = self.channel.exchange("find a table", (msg::GETTABLE, NLM_F_ACK), fill, |message| {
+            found = Some(decode::table(table.family, Generic::read(message)?.attrs)?.object);
+            Ok(())
+        });
+        match outcome {
+            Err(error) if error.is_not_found() => Ok(None),
+            outcome => outcome.map(|()| found),
+        }
     }
 
     /// All chains of a table. None if there is no such table.
     pub fn chains(&mut self, table: TableRef<'_>) -> Result<Vec<Listed<Chain>>, Error> {
-        let ask = |w: &mut Writer| w.str(encode::CHAIN_TABLE, table.name);
-        self.list(("list chains", msg::GETCHAIN), table.family, ask, |attrs| {
-            Ok(decode::chain(attrs)?.of(table))
-        })
+        let read = |attrs: &[u8]| Ok(decode::chain(attrs)?.of(table));
+        // The kernel goes by positions in the chains of all tables.
+        let spoils = |change: &Change| is_of_chains(change, table.family);
+        self.list(&Listing::new(("list chains", msg::GETCHAIN), table.family, &|_| {}, &spoils), read)
     }
 
     /// The tables of a family that have a chain whose name is `wanted`. One listing, however many tables there are.
@@ -192,22 +208,21 @@ impl<T: Transport> Nft<T> {
         family: Family,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<HashSet<String>, Error> {
-        let listed = self.list(
-            ("list chains", msg::GETCHAIN),
-            family,
-            |_| {},
-            |attrs| {
-                let found = decode::chain(attrs)?;
-                Ok(wanted(&found.object.object.name).then(|| found.table.to_owned()))
-            },
-        )?;
+        let spoils = |change: &Change| is_of_chains(change, family);
+        let listing = Listing::new(("list chains", msg::GETCHAIN), family, &|_| {}, &spoils);
+        let listed = self.list(&listing, |attrs| {
+            let found = decode::chain(attrs)?;
+            Ok(wanted(&found.object.object.name).then(|| found.table.to_owned()))
+        })?;
         Ok(listed.into_iter().collect())
     }
 
     /// All rules of a table, chain by chain, in their order. None if there is no such table.
     pub fn rules(&mut self, table: TableRef<'_>) -> Result<Vec<ListedRule>, Error> {
         let ask = |w: &mut Writer| w.str(encode::RULE_TABLE, table.name);
-        self.list(("list rules", msg::GETRULE), table.family, ask, |attrs| Ok(decode::rule(attrs)?.of(table)))
+        let spoils = |change: &Change| is_of(change, table, None);
+        let listing = Listing::new(("list rules", msg::GETRULE), table.family, &ask, &spoils);
+        self.list(&listing, |attrs| Ok(decode::rule(attrs)?.of(table)))
     }
 
     /// All rules of one chain, in their order. None if there is no such chain.
@@ -216,29 +231,40 @@ impl<T: Transport> Nft<T> {
             w.str(encode::RULE_TABLE, table.name);
             w.str(encode::RULE_CHAIN, chain);
         };
-        self.list(("list rules", msg::GETRULE), table.family, ask, |attrs| {
+        let spoils = |change: &Change| is_of(change, table, None);
+        let listing = Listing::new(("list rules", msg::GETRULE), table.family, &ask, &spoils);
+        self.list(&listing, |attrs| {
             Ok(decode::rule(attrs)?.of(table).filter(|listed| listed.rule.chain == chain))
         })
     }
 
     /// All sets and maps of a table. None if there is no such table.
     pub fn sets(&mut self, table: TableRef<'_>) -> Result<Vec<Listed<Set>>, Error> {
-        let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);
-        let listed = self
-            .list(("list sets", msg::GETSET), table.family, ask, |attrs| Ok(decode::set(attrs)?.of(table)));
-        none_if_missing(listed)
+        self.list_sets(table, |attrs| Ok(decode::set(attrs)?.of(table)))
     }
 
     /// How many elements each set and map of a table holds, by its name. Older kernels do not say.
     pub fn set_sizes(&mut self, table: TableRef<'_>) -> Result<Vec<(String, Option<u32>)>, Error> {
+        self.list_sets(table, |attrs| Ok(decode::set_size(attrs)?.of(table)))
+    }
+
+    fn list_sets<R>(
+        &mut self,
+        table: TableRef<'_>,
+        read: impl FnMut(&[u8]) -> Result<Option<R>, Error>,
+    ) -> Result<Vec<R>, Error> {
         let ask = |w: &mut Writer| w.str(encode::SET_TABLE, table.name);
-        let read = |attrs: &[u8]| Ok(decode::set_size(attrs)?.of(table));
-        none_if_missing(self.list(("list sets", msg::GETSET), table.family, ask, read))
+        let spoils = |change: &Change| is_of(change, table, None);
+        match self.list(&Listing::new(("list sets", msg::GETSET), table.family, &ask, &spoils), read) {
+            // A table that is not there has no sets. For other objects the kernel gives an empty list by itself.
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            listed => listed,
+        }
     }
 
     /// Visits all elements of a set or map, in no order, without keeping them.
     ///
-    /// Begins again, with [`Visit::Start`], when something changed meanwhile; [`Error::Interrupted`] if that goes on.
+    /// Begins again, with [`Visit::Start`], when the set changed meanwhile; [`Error::Interrupted`] if that goes on.
     ///
     /// A hash table that grows while it is listed shows some elements twice and others never, and the kernel does not
     /// tell: that begins again as well.
@@ -272,13 +298,15 @@ impl<T: Transport> Nft<T> {
             w.str(encode::LIST_TABLE, table.name);
             w.str(encode::LIST_SET, set);
         };
+        let spoils = |change: &Change| is_of(change, table, Some(set));
+        let listing = Listing::new(("list elements", msg::GETSETELEM), table.family, &ask, &spoils);
         let mut patience = ATTEMPTS;
-        retry(|| {
+        self.retry(|nft, witness| {
             patience -= 1;
-            self.await_commits()?;
+            nft.await_commits()?;
             visit(Visit::Start);
             let mut seen = Seen::default();
-            self.dump(("list elements", msg::GETSETELEM), table.family, ask, |attrs| {
+            nft.dump(&listing, witness, |attrs| {
                 let each = |element: &Element<'_>| {
                     seen.note(element);
                     visit(Visit::Element(*element));
@@ -292,14 +320,6 @@ impl<T: Transport> Nft<T> {
             }
             Ok(())
         })
-    }
-
-    /// Returns when no commit is under way. A new generation begins before what the commit removes is gone: the kernel counts
-    /// what it removes as long as it is there, and a listing that began in between would pass over as many elements as go
-    /// meanwhile, without a word.
-    fn await_commits(&mut self) -> Result<(), Error> {
-        // A batch waits for the lock that whoever commits holds. An empty one changes nothing, and is not answered.
-        self.channel.transport_mut().send(Batch::new().bytes())
     }
 
     /// Visits the elements with these keys, in their order: a look at a part of a set that costs no more than the part.
@@ -342,54 +362,6 @@ impl<T: Transport> Nft<T> {
         }
         error
     }
-
-    fn list<R>(
-        &mut self,
-        what: (&'static str, u16),
-        family: Family,
-        ask: impl Fn(&mut Writer),
-        mut read: impl FnMut(&[u8]) -> Result<Option<R>, Error>,
-    ) -> Result<Vec<R>, Error> {
-        retry(|| {
-            let mut found = Vec::new();
-            self.dump(what, family, &ask, |attrs| {
-                found.extend(read(attrs)?);
-                Ok(())
-            })?;
-            Ok(found)
-        })
-    }
-
-    /// One listing. It fails with [`Error::Interrupted`] unless all of it was said in one generation.
-    pub(super) fn dump(
-        &mut self,
-        (what, kind): (&'static str, u16),
-        family: Family,
-        ask: impl Fn(&mut Writer),
-        mut read: impl FnMut(&[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut generation = None;
-        let fill = |w: &mut Writer| {
-            encode::genmsg(w, family.number());
-            ask(w);
-        };
-        self.channel.exchange(what, (kind, NLM_F_DUMP), fill, |message| {
-            let generic = Generic::read(message)?;
-            // The kernel marks listings that changed under its hands, but not those of elements.
-            if *generation.get_or_insert(generic.generation) != generic.generation {
-                return Err(Error::Interrupted);
-            }
-            if generic.family != Some(family) {
-                return Ok(());
-            }
-            read(generic.attrs)
-        })?;
-        // A commit may also fall into the making of the last part, which then still bears the number from before.
-        match generation {
-            Some(generation) if self.generation()? as u16 != generation => Err(Error::Interrupted),
-            _ => Ok(()),
-        }
-    }
 }
 
 impl Batch {
@@ -403,14 +375,6 @@ impl<R> InTable<'_, R> {
     /// The object if it is in this table. Not every listing is restricted by the kernel.
     fn of(self, table: TableRef<'_>) -> Option<R> {
         (self.table == table.name).then_some(self.object)
-    }
-}
-
-/// A table that is not there has no sets. For other objects the kernel gives an empty list by itself.
-fn none_if_missing<R>(listed: Result<Vec<R>, Error>) -> Result<Vec<R>, Error> {
-    match listed {
-        Err(error) if error.is_not_found() => Ok(Vec::new()),
-        listed => listed,
     }
 }
 
@@ -442,20 +406,6 @@ fn located(batch: &Batch, seq: u32, error: Error) -> Error {
         other => other,
     }
 }
-
-pub(super) fn retry<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
-    for _ in 1..ATTEMPTS {
-        match attempt() {
-            Err(Error::Interrupted) => {}
-            outcome => return outcome,
-        }
-    }
-    attempt()
-}
-
-/// Other programs' changes interrupt our listings too. Who changes something between any two of this many listings
-/// would keep us listing forever.
-const ATTEMPTS: usize = 10;
 
 /// The kernel answers with a message for each, all of them before we read the first: they must fit the receive buffer.
 const FIND_AT_ONCE: usize = 256;

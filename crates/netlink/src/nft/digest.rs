@@ -5,9 +5,11 @@
 use std::hash::{DefaultHasher, Hasher as _};
 
 use super::{
-    connection::{Nft, retry},
+    connection::Nft,
     decode_expr,
     encode::{self, RULE_CHAIN, RULE_EXPRESSIONS, RULE_TABLE, RULE_USERDATA, msg},
+    listing::{Listing, is_of},
+    monitor::Change,
     types::TableRef,
 };
 use crate::{attr::Writer, codec::each_attr, error::Error, socket::Transport};
@@ -20,9 +22,11 @@ impl<T: Transport> Nft<T> {
             w.str(encode::RULE_TABLE, table.name);
             w.str(encode::RULE_CHAIN, chain);
         };
-        retry(|| {
+        let spoils = |change: &Change| is_of(change, table, None);
+        let listing = Listing::new(("list rules", msg::GETRULE), table.family, &ask, &spoils);
+        self.retry(|nft, witness| {
             let mut digest = DefaultHasher::new();
-            self.dump(("list rules", msg::GETRULE), table.family, ask, |attrs| {
+            nft.dump(&listing, witness, |attrs| {
                 let mut of_rule = DefaultHasher::new();
                 if add(&mut of_rule, attrs, (table.name, chain))? {
                     digest.write_u64(of_rule.finish());

@@ -26,6 +26,7 @@ mod digest;
 mod encode;
 mod encode_expr;
 pub mod expr;
+mod listing;
 mod monitor;
 mod survey;
 mod types;

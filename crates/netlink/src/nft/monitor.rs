@@ -101,7 +101,11 @@ pub enum Object {
 impl Monitor<Socket> {
     /// Subscribes in the network namespace of this thread.
     pub fn open() -> Result<Monitor<Socket>, Error> {
-        let socket = Socket::open(Protocol::Netfilter)?;
+        Monitor::on(Socket::open(Protocol::Netfilter)?)
+    }
+
+    /// Subscribes by this socket.
+    pub(super) fn on(socket: Socket) -> Result<Monitor<Socket>, Error> {
         socket.grow_recv_buffer(RECV_BUFFER);
         socket.join(NFNLGRP_NFTABLES)?;
         Ok(Monitor::over(socket))

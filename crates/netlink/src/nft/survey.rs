@@ -3,7 +3,7 @@
 //! What chains there are, whoever made them and in whatever family: to see who else decides about packets.
 
 use super::{
-    connection::{Nft, retry},
+    connection::Nft,
     decode,
     encode::{self, msg},
     types::Chain,
@@ -24,10 +24,10 @@ pub struct Surveyed {
 impl<T: Transport> Nft<T> {
     /// The chains of all tables of all families for which `keep` holds.
     pub fn survey(&mut self, keep: impl Fn(&Surveyed) -> bool) -> Result<Vec<Surveyed>, Error> {
-        retry(|| {
+        self.retry(|nft, _| {
             let mut found = Vec::new();
             let all = |w: &mut crate::attr::Writer| encode::genmsg(w, 0);
-            self.channel().exchange("list all chains", (msg::GETCHAIN, NLM_F_DUMP), all, |message| {
+            nft.channel().exchange("list all chains", (msg::GETCHAIN, NLM_F_DUMP), all, |message| {
                 let mut body = Reader::new(message.body);
                 let [number, _, _, _] = body.array()?;
                 let listed = decode::chain(body.rest())?;

@@ -4,6 +4,7 @@
 //! - `pure`: slots, names, rules there and back, differences
 //! - `judges`: the simulator against the oracle
 //! - `kernel`: a real kernel, in namespaces of their own
+//! - `neighbours`: what others do to their own tables
 //! - `repair`: what others do to our tables
 //! - `forget`: clients whose endpoint went
 //! - `listing`: what `nft list` says about our tables
@@ -13,6 +14,7 @@ pub(crate) mod judges;
 mod kernel;
 mod listing;
 pub(crate) mod make;
+mod neighbours;
 mod pure;
 mod repair;
 mod wishes;

@@ -256,41 +256,45 @@ fn a_listing_is_of_one_moment() {
     let (there, back) = (move_all(1, 2), move_all(2, 1));
     nft.commit(&there).expect("commit");
     let done = AtomicBool::new(false);
-    let (complete, interrupted) = std::thread::scope(|scope| {
-        let mut other = connect(&netns);
-        let (done, there, back) = (&done, &there, &back);
-        scope.spawn(move || {
-            while !done.load(Ordering::Relaxed) {
-                for all in [back, there] {
-                    other.commit(all).expect("commit");
-                    // A table that grows settles within that time also on a slow machine.
-                    std::thread::sleep(Duration::from_millis(100));
+    // In the namespace, so that there is a witness.
+    let listings = || {
+        std::thread::scope(|scope| {
+            let mut other = connect(&netns);
+            let (done, there, back) = (&done, &there, &back);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    for all in [back, there] {
+                        other.commit(all).expect("commit");
+                        // A table that grows settles within that time also on a slow machine.
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
                 }
-            }
-        });
-        // Also if an assertion fails: the scope waits for the other thread.
-        let _stop = SetOnDrop(done);
-        let (mut complete, mut interrupted) = (0, 0);
-        while complete < 20 && interrupted < 50 {
-            // The worst moment to begin: what is new counts already, and what it replaces is still going.
-            let before = nft.generation().expect("a number");
-            while nft.generation().expect("a number") == before {}
-            let mut first = BTreeMap::<u8, usize>::new();
-            let outcome = nft.elements(table, "set", |visit| match visit {
-                Visit::Start => first.clear(),
-                Visit::Element(element) => *first.entry(element.key[0]).or_default() += 1,
             });
-            match outcome {
-                Ok(()) => {
-                    complete += 1;
-                    assert_eq!(first.into_values().collect::<Vec<_>>(), [ALL], "all of one kind");
+            // Also if an assertion fails: the scope waits for the other thread.
+            let _stop = SetOnDrop(done);
+            let (mut complete, mut interrupted) = (0, 0);
+            while complete < 20 && interrupted < 50 {
+                // The worst moment to begin: what is new counts already, and what it replaces is still going.
+                let before = nft.generation().expect("a number");
+                while nft.generation().expect("a number") == before {}
+                let mut first = BTreeMap::<u8, usize>::new();
+                let outcome = nft.elements(table, "set", |visit| match visit {
+                    Visit::Start => first.clear(),
+                    Visit::Element(element) => *first.entry(element.key[0]).or_default() += 1,
+                });
+                match outcome {
+                    Ok(()) => {
+                        complete += 1;
+                        assert_eq!(first.into_values().collect::<Vec<_>>(), [ALL], "all of one kind");
+                    }
+                    Err(Error::Interrupted) => interrupted += 1,
+                    Err(error) => panic!("{error}"),
                 }
-                Err(Error::Interrupted) => interrupted += 1,
-                Err(error) => panic!("{error}"),
             }
-        }
-        (complete, interrupted)
-    });
+            (complete, interrupted)
+        })
+    };
+    let (complete, interrupted) = netns.run(listings).expect("entered");
     assert!(complete > 0, "never, in {interrupted} attempts");
 }
 

@@ -5,6 +5,7 @@
 mod batch;
 mod gallery;
 mod kernel;
+mod listing;
 mod monitor;
 mod printed;
 mod property;
