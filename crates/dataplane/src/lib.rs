@@ -195,7 +195,7 @@ pub struct Applied {
     pub removed: u64,
     /// Chains created, written anew or removed.
     pub chains: u64,
-    /// Remembered clients forgotten because their endpoint went.
+    /// Remembered clients forgotten because their endpoint went, since the last time. Many may take longer.
     pub forgotten: u64,
     /// Frontends that a complete write found in the kernel and the Plan does not know. What became of them was nobody's
     /// change, so that no [`FlowRule`](model::FlowRule) tells of flows to them. Not every dataplane can say.

@@ -1,127 +1,188 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Forgets clients whose endpoint is gone.
+//! Which clients are to be forgotten, and how they are found.
 //!
 //! The kernel fills the affinity map; a client stays in it until its time is over. When an endpoint leaves a
-//! frontend, its clients must be balanced anew at once, so right after the commit they are searched and removed.
-//! None can come back: rules remember only pairs of frontend and endpoint that are in force.
+//! frontend, its clients must be balanced anew, so right after the commit they are searched and removed. None can come
+//! back: rules remember, and renew, only pairs of frontend and endpoint that are in force. So each look finds fewer, and
+//! one that finds none is the last.
 
 use hashbrown::{HashMap, HashSet};
 use model::{Address, Family, Frontend};
 use netlink::{
     Errno, Transport,
-    nft::{Batch, Delete, Element, ElementValue, Nft, Visit},
+    nft::{Batch, Delete, Element, ElementValue, Nft},
 };
 
 use super::{
-    entry::{Entry, Target},
+    entry::Entry,
     holdings::{Held, Holdings},
     layout::{self, Container, Side, Space},
     program::{Bytes, address_len},
     script::table,
     slots,
 };
-use crate::Error;
 
-/// Endpoints that left frontends with affinity since the turn began.
+/// What happened to frontends with affinity since the turn began.
 #[derive(Debug, Default)]
 pub(super) struct Departed {
-    /// Packed endpoints that left the frontend on either side. One that is still there on the other side counts,
-    /// too: whether a client comes from inside is not known here, and being balanced anew does little harm.
+    /// All that changed; with each, packed endpoints that left it on either side. One that is still there on the other
+    /// side counts, too: whether a client comes from inside is not known here, and being balanced anew does little harm.
     endpoints: HashMap<Frontend, HashSet<Box<[u8]>>>,
 }
 
 impl Departed {
     /// Takes note of a change that the kernel has acknowledged.
     pub(super) fn note(&mut self, frontend: &Frontend, old: Option<&Held>, new: Option<&Entry>) {
-        let Some(Held::Entry(old)) = old else { return };
-        if old.sticky_secs.is_none() {
+        let is_sticky = |entry: &&Entry| entry.sticky_secs.is_some();
+        let old = old.and_then(Held::entry).filter(is_sticky);
+        let new = new.filter(is_sticky);
+        if old.is_none() && new.is_none() {
             return;
         }
-        let is_sticky = new.is_some_and(|new| new.sticky_secs.is_some());
+        let departed = self.endpoints.entry(*frontend).or_default();
         for side in Side::BOTH {
-            let slots = |target: Option<&Target>| -> HashSet<Box<[u8]>> {
+            let slots = |entry: Option<&Entry>| -> HashSet<Box<[u8]>> {
+                let target = entry.and_then(|entry| entry.target(side));
                 target.into_iter().flat_map(|target| target.slots.packed()).map(Box::from).collect()
             };
-            let stays = slots(new.filter(|_| is_sticky).and_then(|new| new.target(side)));
-            let gone = slots(old.target(side)).into_iter().filter(|endpoint| !stays.contains(endpoint));
-            let gone: Vec<_> = gone.collect();
-            if !gone.is_empty() {
-                self.endpoints.entry(*frontend).or_default().extend(gone);
-            }
+            let stays = slots(new);
+            departed.extend(slots(old).into_iter().filter(|endpoint| !stays.contains(endpoint)));
         }
-    }
-
-    /// Something left a frontend of this family.
-    pub(super) fn concerns(&self, family: Family) -> bool {
-        self.endpoints.keys().any(|frontend| frontend.family() == family)
-    }
-
-    fn contains(&self, frontend: &Frontend, packed: &[u8]) -> bool {
-        self.endpoints.get(frontend).is_some_and(|gone| gone.contains(packed))
     }
 }
 
-/// Removes all clients whose endpoint has departed or is not in force; returns how many.
-pub(super) fn forget<T: Transport>(
+/// Which clients of one family may be remembered.
+#[derive(Debug, Default)]
+pub(super) struct Remembered {
+    /// Frontends with affinity and their packed endpoints, one behind the other.
+    in_force: HashMap<Frontend, Box<[u8]>>,
+    /// Packed endpoints that left one side, with the number of the request to forget their clients. They may be in force
+    /// on the other.
+    departed: HashMap<Frontend, HashMap<Box<[u8]>, u64>>,
+    /// How often it was asked to forget.
+    asked: u64,
+    /// Up to which request all is forgotten.
+    done: u64,
+    /// The last look found nothing.
+    is_clear: bool,
+}
+
+impl Remembered {
+    /// Takes over what the turn did. `all`: what else was in force before is not known either.
+    pub(super) fn follow(&mut self, family: Family, holdings: &Holdings, departed: &Departed, all: bool) {
+        let (mut is_work, asked) = (all, self.asked + 1);
+        if all {
+            self.in_force.clear();
+            let known = holdings.frontends.iter();
+            let sticky = known.filter_map(|(at, held)| Some((*at, in_force(held.entry()?)?)));
+            self.in_force.extend(sticky);
+        }
+        for (at, gone) in departed.endpoints.iter().filter(|(at, _)| at.family() == family) {
+            match holdings.frontends.get(at).and_then(Held::entry).and_then(in_force) {
+                Some(endpoints) => self.in_force.insert(*at, endpoints),
+                None => self.in_force.remove(at),
+            };
+            is_work |= !gone.is_empty();
+            let gone = gone.iter().map(|endpoint| (endpoint.clone(), asked));
+            self.departed.entry(*at).or_default().extend(gone);
+        }
+        self.asked += u64::from(is_work);
+    }
+
+    /// Something is to be forgotten.
+    pub(super) fn has_work(&self) -> bool {
+        self.asked != self.done
+    }
+
+    /// The last request, to be given to [`Remembered::looked`].
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// The map was looked through after this request, and the clients found were removed. `none`: there were none. Unless
+    /// the look was whole, it takes another one like it: while clients come, hardly any is.
+    pub(super) fn looked(&mut self, asked: u64, none: bool, whole: bool) {
+        self.departed.retain(|_, endpoints| {
+            endpoints.retain(|_, since| *since > asked);
+            !endpoints.is_empty()
+        });
+        if none && (whole || self.is_clear) {
+            self.done = asked;
+        }
+        self.is_clear = none;
+    }
+
+    /// Whether this entry of the map is to go.
+    pub(super) fn is_stale(&self, family: Family, element: &Element<'_>) -> bool {
+        let ElementValue::Bytes(value) = element.value else { return true };
+        let Some(packed) = slots::pack(family, value) else { return true };
+        let Some(frontend) = self.frontend(family, element.key) else { return true };
+        let endpoints = self.in_force.get(&frontend).map(|all| all.chunks_exact(slots::stride(family)));
+        endpoints.is_none_or(|mut endpoints| endpoints.all(|endpoint| endpoint != packed))
+            || self.departed.get(&frontend).is_some_and(|gone| gone.contains_key(packed))
+    }
+
+    /// The frontend that an entry's key is about: client, address, protocol, port. An address that is no frontend's
+    /// must be one of the node's, and the port a node port.
+    fn frontend(&self, family: Family, key: &[u8]) -> Option<Frontend> {
+        let key = key.get(address_len(family)..)?;
+        let (frontend, _) = layout::read_key(family, Space::Service, key)?;
+        if self.in_force.contains_key(&frontend) {
+            return Some(frontend);
+        }
+        Some(Frontend { address: Address::NodePort(family), ..frontend })
+    }
+}
+
+/// The endpoints whose clients are remembered, one behind the other; `None` without affinity.
+fn in_force(entry: &Entry) -> Option<Box<[u8]>> {
+    entry.sticky_secs?;
+    Some(entry.sticky_endpoints().concat().into())
+}
+
+/// Looks through the map once and gives back the keys that are stale. `true` if none can have been passed over.
+pub(super) fn stale<T: Transport>(
     nft: &mut Nft<T>,
     family: Family,
-    holdings: &Holdings,
-    departed: &Departed,
-) -> Result<u64, Error> {
-    let mut stale: Vec<Bytes> = Vec::new();
+    is_stale: impl Fn(&Element<'_>) -> bool,
+) -> Result<(Vec<Bytes>, bool), netlink::Error> {
+    let mut keys = Vec::new();
     let set = Container::Affinity.name();
-    let listed = nft.elements_in_motion(table(family), &set, |visit| match visit {
-        Visit::Start => stale.clear(),
-        Visit::Element(element) => {
-            if !is_in_force(family, &element, holdings, departed) {
-                stale.extend(Bytes::new(element.key));
-            }
+    let whole = nft.glance(table(family), &set, |element| {
+        if is_stale(element) {
+            keys.extend(Bytes::new(element.key));
         }
-    });
-    let failed = |act, error| Error::kernel(act, "the affinity map", error);
-    listed.map_err(|error| failed("list", error))?;
-    stale.sort_unstable();
-    stale.dedup();
-    for keys in stale.chunks(4_000) {
-        delete(nft, family, keys).map_err(|error| failed("remove clients from", error))?;
-    }
-    Ok(stale.len() as u64)
-}
-
-fn is_in_force(family: Family, element: &Element<'_>, holdings: &Holdings, departed: &Departed) -> bool {
-    let ElementValue::Bytes(value) = element.value else { return false };
-    let Some(packed) = slots::pack(family, value) else { return false };
-    let Some(frontend) = frontend(family, element.key, holdings) else { return false };
-    let Some(Held::Entry(entry)) = holdings.frontends.get(&frontend) else { return false };
-    let mut targets = Side::BOTH.into_iter().filter_map(|side| entry.target(side));
-    entry.sticky_secs.is_some()
-        && !departed.contains(&frontend, packed)
-        && targets.any(|target| target.slots.packed().any(|at| at == packed))
-}
-
-/// The frontend that an entry's key is about: client, address, protocol, port. An address that is no frontend's
-/// must be one of the node's, and the port a node port.
-fn frontend(family: Family, key: &[u8], holdings: &Holdings) -> Option<Frontend> {
-    let key = key.get(address_len(family)..)?;
-    let (frontend, _) = layout::read_key(family, Space::Service, key)?;
-    if holdings.frontends.contains_key(&frontend) {
-        return Some(frontend);
-    }
-    Some(Frontend { address: Address::NodePort(family), ..frontend })
+    })?;
+    keys.sort_unstable();
+    keys.dedup();
+    Ok((keys, whole))
 }
 
 /// Deletes clients, of which any may have been forgotten by the kernel meanwhile.
-fn delete<T: Transport>(nft: &mut Nft<T>, family: Family, keys: &[Bytes]) -> Result<(), netlink::Error> {
+pub(super) fn delete<T: Transport>(
+    nft: &mut Nft<T>,
+    family: Family,
+    keys: &[Bytes],
+) -> Result<(), netlink::Error> {
     match nft.commit(&deletion(family, keys, Delete::IfPresent)) {
-        // Linux before 6.3 cannot delete what may be missing; then one by one.
+        // Linux before 6.3 cannot delete what may be missing.
         Err(error) if error.is_unsupported() || error.errno() == Some(Errno::INVAL) => (),
         outcome => return outcome,
     }
-    for key in keys {
-        match nft.commit(&deletion(family, &[*key], Delete::Existing)) {
+    for some in keys.chunks(FEW) {
+        match nft.commit(&deletion(family, some, Delete::Existing)) {
             Err(error) if error.is_not_found() => (),
-            outcome => outcome?,
+            outcome => {
+                outcome?;
+                continue;
+            }
+        }
+        for key in some {
+            match nft.commit(&deletion(family, &[*key], Delete::Existing)) {
+                Err(error) if error.is_not_found() => (),
+                outcome => outcome?,
+            }
         }
     }
     Ok(())
@@ -135,3 +196,6 @@ fn deletion(family: Family, keys: &[Bytes], how: Delete) -> Batch {
     drop(writer);
     batch
 }
+
+/// Where one client that is gone already spoils the deletion of the others, not many are deleted at once.
+const FEW: usize = 64;

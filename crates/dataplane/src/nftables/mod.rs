@@ -6,13 +6,14 @@
 //!
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
-//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` forgets clients, `meter` reads
-//! what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
+//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` and `forgetter` forget clients, `meter`
+//! reads what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
 
 mod affinity;
 mod audit;
 mod diff;
 mod entry;
+mod forgetter;
 mod frame;
 mod holdings;
 mod kernel;
@@ -41,6 +42,7 @@ use netlink::{
 };
 
 use self::{
+    forgetter::Forgetter,
     holdings::Holdings,
     turn::{Settings, Turn},
 };
@@ -55,6 +57,7 @@ pub struct Nftables<T = Socket> {
     /// What the tables hold; `None` when that is not known, at the start and after an error.
     known: Option<Box<PerFamily<Holdings>>>,
     audit: audit::Audit,
+    forgetter: Forgetter,
     /// In which families loopback addresses serve node ports.
     loopback: PerFamily<bool>,
     /// In which families connections are counted.
@@ -71,6 +74,9 @@ impl Nftables<Socket> {
         })?;
         let mut nftables = Nftables::over(nft, config);
         probe::probe(&mut nftables.nft, config.families)?;
+        nftables.forgetter = Forgetter::start().map_err(|error| {
+            Unsupported(format!("no thread to forget clients of endpoints that go: {error}"))
+        })?;
         Ok(nftables)
     }
 }
@@ -85,6 +91,7 @@ impl<T: Transport> Nftables<T> {
             config: config.clone(),
             known: None,
             audit,
+            forgetter: Forgetter::default(),
             loopback,
             counted: loopback,
             origin: None,
@@ -96,9 +103,14 @@ impl<T: Transport> Nftables<T> {
         &mut self.nft
     }
 
+    /// All that we have made.
+    fn commits(&self) -> u32 {
+        self.nft.commits().wrapping_add(self.forgetter.commits())
+    }
+
     fn read(&mut self) -> Result<Box<PerFamily<Holdings>>, Error> {
-        self.origin =
-            self.nft.generation().ok().map(|generation| generation.wrapping_sub(self.nft.commits()));
+        let _quiet = self.forgetter.quiet();
+        self.origin = self.nft.generation().ok().map(|generation| generation.wrapping_sub(self.commits()));
         let mut known = Box::<PerFamily<Holdings>>::default();
         for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
             known[family] = kernel::read(&mut self.nft, family)?;
@@ -137,8 +149,18 @@ impl<T: Transport> Dataplane for Nftables<T> {
             Some(changes) => turn.changes(changes)?,
             None => turn.everything()?,
         }
-        let Turn { known, mut applied, .. } = turn;
+        let Turn { known, mut applied, departed, .. } = turn;
+        for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
+            self.forgetter.follow(family, &known[family], &departed, changes.is_none());
+        }
+        let (forgotten, failure) = self.forgetter.settle(&mut self.nft);
         self.known = Some(known);
+        applied.forgotten = forgotten;
+        warnings.extend(failure.map(|failure| {
+            format!(
+                "clients of endpoints that went are not all forgotten yet, which is tried again: {failure}"
+            )
+        }));
         applied.warnings = warnings;
         Ok(applied)
     }
@@ -204,7 +226,7 @@ impl<T: Transport> Dataplane for Nftables<T> {
         let late = match self.origin {
             Some(origin) => {
                 let now = Nft::open().and_then(|mut nft| nft.generation()).map_err(failed)?;
-                now != origin.wrapping_add(self.nft.commits())
+                now != origin.wrapping_add(self.commits())
             }
             None => false,
         };

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use model::{Changes, Family, Frontend};
 use netlink::Transport;
 
-use super::{affinity, layout::Container, render, turn::Turn};
+use super::{layout::Container, render, turn::Turn};
 use crate::Error;
 
 /// So many idle chains of frontends whose endpoints took turns are left for a full turn to remove.
@@ -40,10 +40,6 @@ impl<T: Transport> Turn<'_, T> {
         }
         self.flush()?;
         self.tidy()?;
-        for family in self.families() {
-            self.applied.forgotten +=
-                affinity::forget(self.nft, family, &self.known[family], &self.departed)?;
-        }
         Ok(())
     }
 
@@ -68,12 +64,6 @@ impl<T: Transport> Turn<'_, T> {
         self.flush()?;
         if self.families().any(|family| self.known[family].idle_turns > IDLE_TURNS) {
             self.tidy()?;
-        }
-        for family in self.families() {
-            if self.departed.concerns(family) {
-                self.applied.forgotten +=
-                    affinity::forget(self.nft, family, &self.known[family], &self.departed)?;
-            }
         }
         Ok(())
     }

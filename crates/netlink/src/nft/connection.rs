@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Family,
-    attr::{NLM_F_ACK, Writer},
+    attr::{NLM_F_ACK, NLM_F_DUMP, Writer},
     channel::{Ack, Channel},
     codec::{Message, Reader, each_attr},
     error::{Error, Op},
@@ -286,6 +286,33 @@ impl<T: Transport> Nft<T> {
         visit: impl FnMut(Visit<'_>),
     ) -> Result<(), Error> {
         self.list_elements((table, set), false, visit)
+    }
+
+    /// One look at a set to which packets add elements, whatever is committed meanwhile: each element that shows was there.
+    /// `false` if one showed twice: then the set grew, and others may not have shown.
+    pub fn glance(
+        &mut self,
+        table: TableRef<'_>,
+        set: &str,
+        mut visit: impl FnMut(&Element<'_>),
+    ) -> Result<bool, Error> {
+        let fill = |w: &mut Writer| {
+            encode::genmsg(w, table.family.number());
+            w.str(encode::LIST_TABLE, table.name);
+            w.str(encode::LIST_SET, set);
+        };
+        let mut seen = Seen::default();
+        let listed = self.channel.exchange("list elements", (msg::GETSETELEM, NLM_F_DUMP), fill, |message| {
+            let each = |element: &Element<'_>| {
+                seen.note(element);
+                visit(element);
+            };
+            decode::elements(Generic::read(message)?.attrs, each).map(|_| ())
+        });
+        match listed {
+            Ok(()) | Err(Error::Interrupted) => Ok(!seen.twice),
+            Err(error) => Err(error),
+        }
     }
 
     fn list_elements(
