@@ -4,7 +4,7 @@
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fmt,
     hash::{BuildHasher, Hash},
     path::PathBuf,
@@ -157,6 +157,24 @@ reasons! {
         "objects that are no longer in it stay served until it is mended or deleted";
 }
 
+/// What problems are about: what is well again may be spoken of again when it is not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    /// All that is in a file, or the folder at this path.
+    File(PathBuf),
+    /// An object from the API, as in [`Problem::object`].
+    Object(String),
+}
+
+impl Subject {
+    fn of(problem: &Problem) -> Subject {
+        match &problem.place {
+            Some((path, _)) => Subject::File(path.clone()),
+            None => Subject::Object(problem.object.clone()),
+        }
+    }
+}
+
 /// Where problems go. Shared by everything that finds some; cheap enough to be asked on every event.
 #[derive(Debug)]
 pub struct Problems {
@@ -167,8 +185,9 @@ pub struct Problems {
 
 #[derive(Debug, Default)]
 struct Memory {
-    /// Hashes of what was logged already: an object that stays bad is logged once, not on each of its updates.
-    logged: HashSet<u64>,
+    /// Hashes of what was logged already, each after that of its subject: an object that stays bad is logged once, not on
+    /// each of its updates.
+    logged: BTreeSet<(u64, u64)>,
     recent: VecDeque<Problem>,
 }
 
@@ -188,13 +207,7 @@ impl Problems {
     /// Counts the problem, keeps it among the recent ones, and logs it unless it was logged before.
     pub fn report(&self, problem: Problem) {
         self.counts[problem.reason as usize].fetch_add(1, Ordering::Relaxed);
-        let hash = self.hasher.hash_one((
-            &problem.object,
-            &problem.field,
-            problem.reason,
-            &problem.value,
-            problem.place.as_ref().map(|(path, _)| path),
-        ));
+        let hash = (self.hasher.hash_one(Subject::of(&problem)), self.hash(&problem));
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if memory.logged.len() >= Problems::LOGGED {
             memory.logged.clear();
@@ -212,6 +225,28 @@ impl Problems {
         } else {
             tracing::warn!(reason = problem.reason.label(), "{problem}");
         }
+    }
+
+    /// Reports all that is wrong with something now. What was wrong with it before and is not any more is forgotten, so
+    /// that it is logged again should it come back. `subject` is asked only if it matters.
+    pub(crate) fn settle(&self, subject: impl FnOnce() -> Subject, found: Vec<Problem>) {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if !memory.logged.is_empty() {
+            let subject = self.hasher.hash_one(subject());
+            let still: HashSet<u64> = found.iter().map(|problem| self.hash(problem)).collect();
+            let said = memory.logged.range((subject, 0)..=(subject, u64::MAX));
+            let over: Vec<_> = said.filter(|(_, problem)| !still.contains(problem)).copied().collect();
+            for problem in over {
+                memory.logged.remove(&problem);
+            }
+        }
+        drop(memory);
+        found.into_iter().for_each(|problem| self.report(problem));
+    }
+
+    /// Without the line, which changes with every line before it.
+    fn hash(&self, problem: &Problem) -> u64 {
+        self.hasher.hash_one((&problem.object, &problem.field, problem.reason, &problem.value))
     }
 
     /// How often each reason occurred. Repeated reports of one problem count each time.
@@ -266,6 +301,25 @@ mod tests {
         assert_eq!(problems.count(Reason::NoClusterIp), 3);
         assert_eq!(problems.recent().len(), 1);
         assert_eq!(problems.counts().map(|(_, count)| count).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn what_comes_back_after_it_was_well_is_logged_again() {
+        let problems = Problems::new();
+        let bad = |name: &str, port: u32| Problem::new(name, "spec.ports[0].port", Reason::BadPort, port);
+        let settle = |name: &str, ports: &[u32]| {
+            let found = ports.iter().map(|port| bad(name, *port)).collect();
+            problems.settle(|| Subject::Object(name.to_owned()), found);
+            problems.recent().len()
+        };
+        assert_eq!(settle("Service a/b", &[]), 0);
+        assert_eq!(settle("Service a/b", &[0, 70000]), 2);
+        assert_eq!(settle("Service a/b", &[0, 70000]), 2, "it has not changed");
+        assert_eq!(settle("Service a/c", &[]), 2);
+        assert_eq!(settle("Service a/b", &[70000]), 2, "another one being well says nothing of this one");
+        assert_eq!(settle("Service a/b", &[0, 70000]), 3);
+        assert_eq!(settle("Service a/b", &[]), 3);
+        assert_eq!(settle("Service a/b", &[70000]), 4);
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub(super) struct Found {
     /// Of the text it came from: equal text, equal object.
     pub hash: u64,
     pub line: usize,
+    /// Nothing was wrong with its document.
+    pub sound: bool,
 }
 
 /// All that a file says.
@@ -87,7 +89,8 @@ pub(super) struct Manifest {
     pub documents: usize,
 }
 
-/// Documents whose objects are served, by the hashes of their texts. Who finds one again need not read it.
+/// Documents whose objects are served and with which nothing is wrong, by the hashes of their texts. Who finds one again
+/// need not read it.
 #[derive(Debug, Default)]
 pub(super) struct Known(Vec<(u64, ObjectKey)>);
 
@@ -218,7 +221,7 @@ impl ManifestParser<'_, '_> {
     /// Takes the objects of a document that is as it was before, if it is.
     fn is_known(&mut self, hash: u64, line: usize) -> bool {
         let objects = self.scope.known.objects(hash).iter();
-        let found = objects.map(|(_, key)| Found { key: key.clone(), update: None, hash, line });
+        let found = objects.map(|(_, key)| Found { key: key.clone(), update: None, hash, line, sound: true });
         let before = self.manifest.found.len();
         self.manifest.found.extend(found);
         let is_known = self.manifest.found.len() > before;
@@ -289,35 +292,36 @@ impl ManifestParser<'_, '_> {
             }
         };
         object.fill_in();
-        let path = self.path;
-        let report = &mut *self.scope.report;
+        let mut problems = Vec::new();
         let mut report = |mut problem: Problem| {
-            problem.place = Some((path.to_owned(), line));
-            report(problem);
+            problem.place = Some((self.path.to_owned(), line));
+            problems.push(problem);
         };
-        let mut lowering =
-            Scope { interner: self.scope.interner, node_name: self.scope.node_name, report: &mut report };
         if let Some(problem) = object.refuse() {
             self.manifest.complete = false;
-            return report(problem);
+            report(problem);
+            return problems.into_iter().for_each(&mut *self.scope.report);
         }
-        match object.lower(&mut lowering) {
+        let mut lowering =
+            Scope { interner: self.scope.interner, node_name: self.scope.node_name, report: &mut report };
+        let lowered = object.lower(&mut lowering);
+        let extra = match &lowered {
+            Lowered::Object(update) => object.more(update, &mut lowering),
+            _ => Vec::new(),
+        };
+        let sound = problems.is_empty();
+        problems.into_iter().for_each(&mut *self.scope.report);
+        match lowered {
             Lowered::Object(update) => {
-                let extra = object.more(&update, &mut lowering);
-                self.add(update, hash, line);
-                for slice in extra {
-                    self.add(Update::Slice(slice), hash, line);
+                for update in std::iter::once(update).chain(extra.into_iter().map(Update::Slice)) {
+                    let key = ObjectKey::of(&update);
+                    let found = |key| Found { key, update: Some(update), hash, line, sound };
+                    self.manifest.found.extend(key.map(found));
                 }
             }
             Lowered::Ignored if R::NAME == "Node" => self.note(R::NAME, header, Reason::OtherNode, line),
             Lowered::Ignored => {}
             Lowered::Refused => self.manifest.complete = false,
-        }
-    }
-
-    fn add(&mut self, update: Update, hash: u64, line: usize) {
-        if let Some(key) = ObjectKey::of(&update) {
-            self.manifest.found.push(Found { key, update: Some(update), hash, line });
         }
     }
 
@@ -384,8 +388,6 @@ fn plain_message(error: &serde_json::Error) -> String {
 
 /// What the API server would fill in, or refuse, before anybody sees the object.
 trait Defaults: Resource {
-    const NAME: &'static str;
-
     fn fill_in(&mut self) {}
 
     fn refuse(&self) -> Option<Problem> {
@@ -406,8 +408,6 @@ fn fill_in_namespace(metadata: &mut Option<Metadata>) {
 }
 
 impl Defaults for object::Service {
-    const NAME: &'static str = "Service";
-
     fn fill_in(&mut self) {
         fill_in_namespace(&mut self.metadata);
         let spec = self.spec.get_or_insert_default();
@@ -444,8 +444,6 @@ impl Defaults for object::Service {
 }
 
 impl Defaults for object::EndpointSlice {
-    const NAME: &'static str = "EndpointSlice";
-
     fn fill_in(&mut self) {
         fill_in_namespace(&mut self.metadata);
         if self.address_type().is_empty() {
@@ -456,13 +454,9 @@ impl Defaults for object::EndpointSlice {
     }
 }
 
-impl Defaults for object::Node {
-    const NAME: &'static str = "Node";
-}
+impl Defaults for object::Node {}
 
-impl Defaults for object::ServiceCidr {
-    const NAME: &'static str = "ServiceCIDR";
-}
+impl Defaults for object::ServiceCidr {}
 
 /// The largest object accepted in a JSON file. The API server's limit is about 3 MB.
 const MAX_OBJECT: usize = 64 << 20;

@@ -57,7 +57,7 @@ use self::{
 };
 use crate::{
     intern::Interner,
-    problem::{Problem, Problems, Reason},
+    problem::{Problem, Problems, Reason, Subject},
 };
 
 /// Reads all files once: what [`run`] would tell first. An error if `target` cannot be looked into.
@@ -201,6 +201,7 @@ impl Reader {
         };
         if std::mem::take(&mut self.away) {
             tracing::info!(path = %self.target.display(), "files can be read now");
+            problems.settle(|| Subject::File(self.target.clone()), Vec::new());
         }
         if self.progress == Progress::Silent {
             self.progress = Progress::Listing { since: now };
@@ -209,6 +210,7 @@ impl Reader {
         let mut to_read: BTreeSet<Name> = read.into_iter().collect();
         for name in &gone {
             to_read.extend(self.store.remove(name, tell));
+            problems.settle(|| Subject::File(self.folder.join(&**name)), Vec::new());
         }
         self.read_all(to_read, problems, tell);
         self.finish_list(now, tell);
@@ -369,12 +371,14 @@ impl Recipient for Intake<'_> {
         // A file that changed meanwhile is still pending.
         let Some(stamp) = parsed.stamp else { return };
         self.desk.was_read(name, stamp);
-        parsed.problems.into_iter().for_each(|problem| problems.report(problem));
+        let mut found = parsed.problems;
         let mut report = |line, mut problem: Problem| {
             problem.place = place(line);
-            problems.report(problem);
+            found.push(problem);
         };
         self.again.extend(self.store.replace(name, parsed.manifest, self.tell, &mut report));
+        // All of them: a document with which something is wrong is read whenever its file is.
+        problems.settle(|| Subject::File(folder.join(&**name)), found);
     }
 }
 

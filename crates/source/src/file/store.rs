@@ -39,6 +39,8 @@ struct Claim {
     hash: u64,
     /// It was handed on, and not that of another file since.
     served: bool,
+    /// Nothing was wrong with its document.
+    sound: bool,
 }
 
 /// A claim: the file's number, and the claim's place among those of the file.
@@ -67,7 +69,7 @@ impl Store {
         let file = self.number(name);
         let mut said = HashSet::with_capacity(manifest.found.len());
         let mut claims = Vec::with_capacity(manifest.found.len());
-        for Found { key, update, hash, line } in manifest.found {
+        for Found { key, update, hash, line, sound } in manifest.found {
             let duplicate =
                 |other: &Name| Problem::new(key.describe(), "", Reason::DuplicateObject, other.display());
             if !said.insert(key.clone()) {
@@ -78,7 +80,7 @@ impl Store {
             let first = claimed.iter().map(|place| self.name_of(*place)).min().filter(|first| *first < name);
             if let Some(first) = first {
                 report(line, duplicate(first));
-                claims.push(Claim { key, hash, served: false });
+                claims.push(Claim { key, hash, served: false, sound });
                 continue;
             }
             let mut served = None;
@@ -95,7 +97,7 @@ impl Store {
                 // It was served when the file was read, and is not any more.
                 None => drop(reread.insert(name.clone())),
             }
-            claims.push(Claim { key, hash, served: is_served });
+            claims.push(Claim { key, hash, served: is_served, sound });
         }
         let before = std::mem::take(&mut self.shelves[file as usize].claims);
         self.forget(file, &before);
@@ -114,12 +116,13 @@ impl Store {
         reread
     }
 
-    /// The documents of a file that need not be read again as long as they stay the same: all that they gave is served.
+    /// The documents of a file that need not be read again as long as they stay the same: all that they gave is served, and
+    /// there is nothing to be said of them.
     pub(super) fn known(&self, name: &Name) -> Known {
         let file = self.files.get(name).map(|file| &self.shelves[*file as usize]);
         let claims = file.map_or(&[][..], |shelf| &shelf.claims);
         let held_back: HashSet<u64> =
-            claims.iter().filter(|claim| !claim.served).map(|claim| claim.hash).collect();
+            claims.iter().filter(|claim| !claim.served || !claim.sound).map(|claim| claim.hash).collect();
         let known = claims.iter().filter(|claim| !held_back.contains(&claim.hash));
         known.map(|claim| (claim.hash, claim.key.clone())).collect()
     }

@@ -78,6 +78,12 @@ impl Bench {
 
     /// Waits until exactly these services are served, and then makes sure that it stays so.
     async fn expect(&mut self, services: &[(&str, &str)]) {
+        self.reach(services).await;
+        self.expect_nothing(Duration::from_millis(100)).await;
+    }
+
+    /// Waits until exactly these services are served.
+    async fn reach(&mut self, services: &[(&str, &str)]) {
         let wanted: BTreeMap<_, _> =
             services.iter().map(|(name, address)| (name.to_string(), address.to_string())).collect();
         let reached = timeout(Duration::from_secs(30), async {
@@ -92,8 +98,6 @@ impl Bench {
             self.services,
             self.problems.recent()
         );
-        self.expect_nothing(Duration::from_millis(100)).await;
-        assert_eq!(self.services, wanted);
     }
 
     /// Nothing but the rest of a list may come.
@@ -173,6 +177,33 @@ async fn a_file_that_has_become_bad_or_empty_removes_nothing() {
 }
 
 #[tokio::test]
+async fn what_goes_wrong_a_second_time_is_said_a_second_time() {
+    // Another address each time, so that there is something to wait for.
+    let text = |address: &str, port: u32| service("a", &format!("{address}, ports: [{{port: {port}}}]"));
+    let mut bench =
+        Bench::start("", |folder| fs::write(folder.join("x.yaml"), text("10.0.0.1", 80000)).unwrap());
+    bench.expect(&[("a", "10.0.0.1")]).await;
+    let logged = |bench: &Bench| {
+        let recent = bench.problems.recent();
+        recent.iter().filter(|problem| problem.reason == Reason::BadPort).count()
+    };
+    assert_eq!(logged(&bench), 1);
+    bench.save("x.yaml", &text("10.0.0.2", 80000));
+    bench.expect(&[("a", "10.0.0.2")]).await;
+    assert_eq!((logged(&bench), bench.problems.count(Reason::BadPort)), (1, 2), "it is still the same");
+    bench.save("x.yaml", &text("10.0.0.3", 80));
+    bench.expect(&[("a", "10.0.0.3")]).await;
+    bench.save("x.yaml", &(text("10.0.0.3", 80000) + &service("b", "10.0.0.4, ports: [{port: 80}]")));
+    bench.reach(&[("a", "10.0.0.3"), ("b", "10.0.0.4")]).await;
+    assert_eq!(logged(&bench), 2);
+    fs::remove_file(bench.path("x.yaml")).unwrap();
+    bench.expect(&[]).await;
+    bench.save("x.yaml", &text("10.0.0.3", 80000));
+    bench.expect(&[("a", "10.0.0.3")]).await;
+    assert_eq!(logged(&bench), 3);
+}
+
+#[tokio::test]
 async fn an_editor_that_moves_the_old_file_away_first() {
     let mut bench =
         Bench::start("", |folder| fs::write(folder.join("x.yaml"), service("a", "10.0.0.1")).unwrap());
@@ -219,6 +250,8 @@ async fn what_comes_later_and_goes_meanwhile() {
         // The folder goes as a whole, as when a volume is away.
         fs::rename(bench.path(target), bench.path("away")).unwrap();
         bench.expect_nothing(Duration::from_millis(1500)).await;
+        let away = |problem: &&Problem| problem.reason == Reason::Away;
+        assert_eq!(bench.problems.recent().iter().filter(away).count(), 2, "each time is said");
         fs::create_dir(bench.path(target)).unwrap();
         fs::write(bench.path(file), service("b", "10.0.0.2")).unwrap();
         bench.expect(&[("b", "10.0.0.2")]).await;

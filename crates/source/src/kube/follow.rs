@@ -29,9 +29,9 @@ use super::{
 };
 use crate::{
     intern::Interner,
-    lower::{Lowered, Resource, Scope},
+    lower::{self, Lowered, Resource, Scope},
     object::Metadata,
-    problem::{Problem, Problems, Reason},
+    problem::{Problem, Problems, Reason, Subject},
 };
 
 /// Where a kind is found, and which of its objects are asked for.
@@ -298,28 +298,32 @@ impl<R: Resource> Follower<R> {
     /// What an object that is there says. In a list, one that says nothing is simply not mentioned.
     fn present(&self, object: Result<R, String>, stage: Stage) -> Option<Update> {
         let object = object.map_err(|error| self.undecodable(error)).ok()?;
-        self.scoped(|scope| match object.lower(scope) {
+        self.scoped(&object, |scope, metadata| match object.lower(scope) {
             Lowered::Object(update) => Some(update),
             Lowered::Ignored | Lowered::Refused if stage == Stage::List => None,
-            Lowered::Ignored | Lowered::Refused => {
-                R::gone(object.metadata().unwrap_or(&Metadata::default()), scope)
-            }
+            Lowered::Ignored | Lowered::Refused => R::gone(metadata, scope),
         })
     }
 
     fn gone(&self, object: Result<R, String>) -> Option<Update> {
         let object = object.map_err(|error| self.undecodable(error)).ok()?;
-        self.scoped(|scope| R::gone(object.metadata().unwrap_or(&Metadata::default()), scope))
+        self.scoped(&object, |scope, metadata| R::gone(metadata, scope))
     }
 
-    fn scoped<T>(&self, act: impl FnOnce(&mut Scope<'_>) -> T) -> T {
+    /// What is found to be wrong with the object is all that is wrong with it.
+    fn scoped<T>(&self, object: &R, act: impl FnOnce(&mut Scope<'_>, &Metadata) -> T) -> T {
+        let nameless = Metadata::default();
+        let metadata = object.metadata().unwrap_or(&nameless);
+        let mut found = Vec::new();
         let mut interner = self.shared.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        let problems = &self.shared.problems;
-        act(&mut Scope {
+        let mut scope = Scope {
             interner: &mut interner,
             node_name: &self.shared.node_name,
-            report: &mut |problem| problems.report(problem),
-        })
+            report: &mut |problem| found.push(problem),
+        };
+        let result = act(&mut scope, metadata);
+        self.shared.problems.settle(|| Subject::Object(lower::describe(R::NAME, metadata)), found);
+        result
     }
 
     fn undecodable(&self, error: String) {

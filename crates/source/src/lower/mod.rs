@@ -31,6 +31,8 @@ use crate::{
 /// A kind of object that can be lowered.
 pub trait Resource: Message + Default + DeserializeOwned + Send + 'static {
     const KIND: Kind;
+    /// As people write it.
+    const NAME: &'static str;
 
     fn metadata(&self) -> Option<&Metadata>;
 

@@ -13,6 +13,7 @@ use crate::{
 
 impl Resource for object::Node {
     const KIND: Kind = Kind::Node;
+    const NAME: &'static str = "Node";
 
     fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
@@ -21,7 +22,7 @@ impl Resource for object::Node {
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
         let nameless = Metadata::default();
         let metadata = self.metadata.as_ref().unwrap_or(&nameless);
-        let mut subject = Subject { kind: "Node", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         if metadata.name().is_empty() {
             subject.problem("", Reason::NoName, "");
             return Lowered::Refused;

@@ -19,6 +19,7 @@ use crate::{
 
 impl Resource for object::Service {
     const KIND: Kind = Kind::Service;
+    const NAME: &'static str = "Service";
 
     fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
@@ -27,7 +28,7 @@ impl Resource for object::Service {
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
         let nameless = Metadata::default();
         let metadata = self.metadata.as_ref().unwrap_or(&nameless);
-        let mut subject = Subject { kind: "Service", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         let Some((namespace, name)) = namespaced(&mut subject) else {
             return Lowered::Refused;
         };
@@ -77,7 +78,7 @@ impl Resource for object::Service {
     }
 
     fn gone(metadata: &Metadata, scope: &mut Scope<'_>) -> Option<Update> {
-        let mut subject = Subject { kind: "Service", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         let (namespace, name) = namespaced(&mut subject)?;
         let key = ServiceKey { namespace: subject.string(namespace), name: subject.string(name) };
         Some(Update::ServiceGone(key))

@@ -10,6 +10,7 @@ use crate::{
 
 impl Resource for object::ServiceCidr {
     const KIND: Kind = Kind::ServiceCidr;
+    const NAME: &'static str = "ServiceCIDR";
 
     fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
@@ -18,7 +19,7 @@ impl Resource for object::ServiceCidr {
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
         let nameless = Metadata::default();
         let metadata = self.metadata.as_ref().unwrap_or(&nameless);
-        let mut subject = Subject { kind: "ServiceCIDR", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         if metadata.name().is_empty() {
             subject.problem("", Reason::NoName, "");
             return Lowered::Refused;

@@ -17,6 +17,7 @@ use crate::{
 
 impl Resource for object::EndpointSlice {
     const KIND: Kind = Kind::EndpointSlice;
+    const NAME: &'static str = "EndpointSlice";
 
     fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
@@ -25,7 +26,7 @@ impl Resource for object::EndpointSlice {
     fn lower(&self, scope: &mut Scope<'_>) -> Lowered {
         let nameless = Metadata::default();
         let metadata = self.metadata.as_ref().unwrap_or(&nameless);
-        let mut subject = Subject { kind: "EndpointSlice", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         let Some((namespace, name)) = namespaced(&mut subject) else {
             return Lowered::Refused;
         };
@@ -62,7 +63,7 @@ impl Resource for object::EndpointSlice {
     }
 
     fn gone(metadata: &Metadata, scope: &mut Scope<'_>) -> Option<Update> {
-        let mut subject = Subject { kind: "EndpointSlice", metadata, scope };
+        let mut subject = Subject { kind: Self::NAME, metadata, scope };
         let (namespace, name) = namespaced(&mut subject)?;
         let namespace = subject.string(namespace);
         Some(Update::SliceGone(SliceKey { namespace, name: Arc::from(name) }))
