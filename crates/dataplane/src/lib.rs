@@ -52,7 +52,7 @@ pub trait Dataplane: Send {
     /// Removes all we own, and nothing else. Goes on after errors and reports them together.
     fn cleanup(&mut self) -> Result<(), Error>;
 
-    /// What the kernel holds now, as text.
+    /// What the kernel holds now, as text; nothing where there is nothing of this mode.
     fn dump(&mut self) -> Result<String, Error>;
 
     /// What of the wishes of services this mode can do. What it cannot is told to people by whoever runs it.
@@ -243,6 +243,11 @@ pub enum Mode {
     Userspace,
     /// None: nothing is programmed.
     None,
+}
+
+impl Mode {
+    /// All that leave something in a kernel.
+    pub const ALL: [Mode; 4] = [Mode::Nftables, Mode::Iptables, Mode::Ipvs, Mode::Userspace];
 }
 
 impl fmt::Display for Mode {

@@ -229,14 +229,19 @@ impl<T: Tables> Dataplane for Iptables<T> {
         let mut text = String::new();
         for family in Family::BOTH {
             for table in Table::ALL {
+                let (mut lines, mut has_ours) = (String::new(), false);
                 let mut each_line = |line: &str| {
-                    let is_ours = line.contains("KUBE-") || line.starts_with('*') || line == "COMMIT";
-                    if is_ours {
-                        text.extend([line, "\n"]);
+                    let is_ours = line.contains("KUBE-");
+                    has_ours |= is_ours;
+                    if is_ours || line.starts_with('*') || line == "COMMIT" {
+                        lines.extend([line, "\n"]);
                     }
                 };
                 let saved = self.tables.save(family, table, &mut each_line);
                 saved.map_err(|failure| Error::tool("read", failure))?;
+                if has_ours {
+                    text.push_str(&lines);
+                }
             }
         }
         Ok(text)

@@ -140,7 +140,7 @@ pub(super) fn remove<T: Transport>(nft: &mut Nft<T>, report: &mut Report) {
     }
 }
 
-fn is_there<T: Transport>(nft: &mut Nft<T>, family: Family) -> bool {
+pub(super) fn is_there<T: Transport>(nft: &mut Nft<T>, family: Family) -> bool {
     let tables = nft.tables(wire(family)).unwrap_or_default();
     tables.iter().any(|listed| listed.object.name == KEEP)
 }

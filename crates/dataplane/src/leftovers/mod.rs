@@ -15,12 +15,14 @@
 //! - `ipvs`: virtual servers, their link and their sets; by netlink
 //! - `keep`: what goes on to be translated, where nobody takes the place of what goes
 //! - `fate`: which chains go and which stay; pure
+//! - `present`: whether there is anything at all, by mode
 
 mod fate;
 mod ipvs;
 mod keep;
 mod legacy;
 mod nft;
+mod present;
 #[cfg(test)]
 mod tests;
 
@@ -33,8 +35,8 @@ use netlink::{
 };
 
 use self::ipvs::Busy;
-pub use self::keep::Keep;
 pub(crate) use self::{ipvs::is_loaded as has_ipvs, legacy::remove_from};
+pub use self::{keep::Keep, present::present};
 use crate::{
     Mode,
     names::{
@@ -139,6 +141,13 @@ pub(crate) fn remove_ipvs(tables: &mut dyn crate::xtables::Tables) -> Report {
     }
     ipvs::remove(Busy::Goes, &mut report);
     report
+}
+
+/// What [`Keep`] wrote, as text.
+pub(crate) fn kept() -> String {
+    let Ok(mut nft) = Nft::open() else { return String::new() };
+    let families = Family::BOTH.into_iter().filter(|family| keep::is_there(&mut nft, *family));
+    families.map(|family| format!("table {} {KEEP}\n", wire(family))).collect()
 }
 
 /// Removes what [`Keep`] wrote, whatever is open.

@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Holdings {
     pub(super) chains: Vec<Written>,
     pub(super) elements: BTreeSet<Placed>,
-    exists: bool,
+    pub(super) exists: bool,
     /// Something is in the way that cannot be changed in place.
     replace: bool,
 }

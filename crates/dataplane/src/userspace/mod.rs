@@ -228,6 +228,9 @@ impl<T: Transport> Dataplane for Userspace<T> {
         let mut text = String::new();
         for family in self.families() {
             let holdings = kernel::read(&mut self.nft, family)?;
+            if !holdings.exists {
+                continue;
+            }
             text.push_str(&format!("table {} {TABLE}\n", wire(family)));
             for written in &holdings.chains {
                 text.push_str(&format!("  chain {}: {} rules\n", written.chain.name, written.rules.len()));

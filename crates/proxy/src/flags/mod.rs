@@ -244,6 +244,12 @@ impl Options {
         listing
     }
 
+    /// Whether the mode was asked for, be it by a file; else it is the default.
+    pub fn has_mode(&self) -> bool {
+        let has_file = self.config_file.is_some() || self.own_file.is_some();
+        has_file || self.given.iter().any(|(name, _)| *name == "proxy-mode")
+    }
+
     /// A sentence for each deprecated flag that was used.
     pub fn deprecations(&self) -> Vec<String> {
         let advice = |name: &str| {

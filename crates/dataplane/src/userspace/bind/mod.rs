@@ -334,7 +334,7 @@ impl Dataplane for Bind {
 
     fn dump(&mut self) -> Result<String, Error> {
         let failed = |error| Error::kernel("read the addresses of", LINK, error);
-        let mut text = String::new();
+        let mut text = leftovers::kept();
         let Ok(link) = self.route.link_index(LINK) else { return Ok(text) };
         text.push_str(&format!("link {LINK}\n"));
         let mut addresses: Vec<IpAddr> = self

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The commands that people and scripts type beside a proxy that runs, or ran: what they print, and how they end.
+
+mod daemon;
+
+use std::{fs, path::Path, process::Command};
+
+use daemon::{BIN, Daemon, node, privileged, until};
+use netlink::Netns;
+use rustix::process::Signal;
+
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {portolan.dev/endpoints: \
+                       \"10.244.1.1:8080\"}}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n";
+
+/// Exit code, stdout and stderr.
+fn portolan(netns: &Netns, args: &[&str]) -> (Option<i32>, String, String) {
+    let run = || Command::new(BIN).args(args).output();
+    let output = netns.run(run).expect("entered").expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A proxy of the service above, once it is in force.
+fn serving(netns: &Netns, folder: &Path, more: &[&str]) -> Daemon {
+    fs::write(folder.join("web.yaml"), SERVICE).expect("written");
+    let source = format!("--source=file:{}", folder.display());
+    let mut args =
+        vec![source.as_str(), "--hostname-override=node-a", "--healthz-port=0", "--metrics-port=0"];
+    args.extend(more);
+    let daemon = Daemon::spawn(netns, &args);
+    until("it serves", || daemon.log().contains("all services are in force"));
+    daemon
+}
+
+/// In the middle of the night nobody remembers the mode.
+#[test]
+fn a_dump_finds_the_mode_by_itself() {
+    for (mode, shows) in [
+        (&["--proxy-mode=nftables"][..], "table ip portolan {"),
+        (&["--proxy-mode=iptables"], "KUBE-SERVICES"),
+        (&["--proxy-mode=userspace", "--userspace-drain=0s"], "table ip portolan-userspace"),
+        (&["--proxy-mode=userspace", "--userspace-bind", "--userspace-drain=0s"], "link portolan0"),
+    ] {
+        let Some(netns) = privileged(node()) else { return };
+        let (code, text, says) = portolan(&netns, &["dump"]);
+        assert_eq!((code, text.as_str()), (Some(0), ""), "{says}");
+        assert_eq!(says.lines().count(), 1, "{says}");
+        for word in ["nftables", "iptables", "ipvs", "userspace"] {
+            assert!(says.contains(word), "{word} was not looked for: {says}");
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let daemon = serving(&netns, folder.path(), mode);
+        let (code, text, says) = portolan(&netns, &["dump"]);
+        assert_eq!((code, says.as_str()), (Some(0), ""), "{mode:?}");
+        assert!(text.contains(shows) && text.contains("10.96.0.10"), "{mode:?}: {text}");
+        assert_eq!(portolan(&netns, &[&["dump"], mode].concat()).1, text, "the same as with its mode named");
+        daemon.signal(Signal::TERM);
+        daemon.wait();
+    }
+}
+
+/// One mode after another: both are told, each by its name.
+#[test]
+fn a_dump_tells_of_every_mode_that_is_there() {
+    let Some(netns) = privileged(node()) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = serving(&netns, folder.path(), &["--proxy-mode=userspace", "--userspace-drain=0s"]);
+    daemon.signal(Signal::TERM);
+    daemon.wait();
+    // The kernel serves in its place: rules of nftables mode, beside what is left of its own.
+    let (code, text, says) = portolan(&netns, &["dump"]);
+    assert_eq!((code, says.as_str()), (Some(0), ""));
+    let nftables = text.find("# mode nftables\ntable ip portolan {").expect("told");
+    assert!(text[nftables..].contains("10.244.1.1"), "{text}");
+    assert!(text.contains("# mode userspace\ntable ip portolan-userspace"), "{text}");
+    let (_, text, says) = portolan(&netns, &["dump", "--proxy-mode=iptables"]);
+    assert_eq!(text, "");
+    assert!(says.contains("iptables") && says.lines().count() == 1, "{says}");
+}
