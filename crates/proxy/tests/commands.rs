@@ -4,7 +4,11 @@
 
 mod daemon;
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use daemon::{BIN, Daemon, node, privileged, until};
 use netlink::Netns;
@@ -77,4 +81,69 @@ fn a_dump_tells_of_every_mode_that_is_there() {
     let (_, text, says) = portolan(&netns, &["dump", "--proxy-mode=iptables"]);
     assert_eq!(text, "");
     assert!(says.contains("iptables") && says.lines().count() == 1, "{says}");
+}
+
+/// A pipeline that checks manifests goes by the exit code.
+#[test]
+fn a_plan_with_problems_is_printed_and_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("web.yaml"), SERVICE).expect("written");
+    let Some(netns) = privileged(node()) else { return };
+    let path = folder.path().to_str().expect("UTF-8");
+    let (code, text, says) = portolan(&netns, &["plan", path]);
+    assert_eq!((code, says.as_str()), (Some(0), ""));
+    for (name, wrong) in [
+        ("broken.yaml", "kind: Service\nmetadata: [\n"),
+        (
+            "left-out.yaml",
+            "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: nonsense, ports: [{port: 1}]}\n",
+        ),
+    ] {
+        fs::write(folder.path().join(name), wrong).expect("written");
+        let (code, all, says) = portolan(&netns, &["plan", path]);
+        assert_eq!((code, all.as_str()), (Some(1), text.as_str()), "everything else is printed: {says}");
+        assert!(says.contains(name), "{says}");
+        fs::remove_file(folder.path().join(name)).expect("removed");
+    }
+    let (code, _, says) = portolan(&netns, &["plan", "/nonexistent/manifests"]);
+    assert_eq!(code, Some(1));
+    assert_eq!(says, "Error: cannot read /nonexistent/manifests: No such file or directory (os error 2)\n");
+}
+
+/// What could not be written was not said: a full disk is an error. Whoever stops reading has what he wanted.
+#[test]
+fn what_cannot_be_written_fails() {
+    let Some(netns) = privileged(node()) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("web.yaml"), SERVICE).expect("written");
+    let path = folder.path().to_str().expect("UTF-8");
+    let daemon = serving(&netns, folder.path(), &[]);
+    for args in [
+        &["plan", path][..],
+        &["dump"],
+        &["check-node"],
+        &["--help"],
+        &["--version"],
+        &["demo", "--seconds=3"],
+    ] {
+        let to = |sink: Stdio| {
+            let run = || Command::new(BIN).args(args).stdin(Stdio::null()).stdout(sink).output();
+            let output = netns.run(run).expect("entered").expect("it runs");
+            (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+        };
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("every Linux has it");
+        let (code, says) = to(full.into());
+        assert_eq!(code, Some(1), "{args:?}: {says}");
+        assert_eq!(
+            says, "Error: cannot write the output: No space left on device (os error 28)\n",
+            "{args:?}"
+        );
+        if args[0] == "check-node" || args[0] == "demo" {
+            continue;
+        }
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        assert_eq!(to(writer.into()), (Some(0), String::new()), "{args:?}");
+    }
+    drop(daemon);
 }

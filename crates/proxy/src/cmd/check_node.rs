@@ -22,24 +22,23 @@ pub fn run(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     };
     if options.help {
-        print(
+        return print(
             "Usage: portolan check-node [-o table|json] [flags of portolan]\n\n\
              Prints what on this node gets in the way of Services, the worst first, and what to do about it.\n\
              Ends with 1 if connections fail because of it.\n",
         );
-        return ExitCode::SUCCESS;
     }
     let checked = match options.complete().and_then(|_| options.checked()) {
         Ok(checked) => checked,
         Err(error) => return say(&error),
     };
     let findings = report::findings(&options.config, &checked, options.node_port_range);
-    print(&match output {
+    let printed = print(&match output {
         Output::Table => report::text(&findings),
         Output::Json => report::json(&findings),
     });
     match findings.iter().any(|finding| finding.rank == Rank::Breaks) {
         true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+        false => printed,
     }
 }

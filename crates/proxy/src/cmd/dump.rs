@@ -21,14 +21,11 @@ pub fn run(args: &[String]) -> ExitCode {
         Err(error) => return say(&error),
     };
     let is_alone = parts.len() == 1;
-    for (mode, text) in &parts {
-        if !is_alone {
-            print(&format!("# mode {mode}\n"));
-        }
-        print(text);
-    }
+    let heading = |mode: &Mode| if is_alone { String::new() } else { format!("# mode {mode}\n") };
+    let text: String = parts.iter().map(|(mode, text)| heading(mode) + text).collect();
+    let printed = print(&text);
     match failed.as_slice() {
-        [] => ExitCode::SUCCESS,
+        [] => printed,
         failed => say(&failed.join("; ")),
     }
 }

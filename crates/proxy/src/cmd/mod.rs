@@ -12,7 +12,11 @@ pub mod plan;
 pub mod serve;
 pub mod withdraw;
 
-use std::{io::Write as _, path::Path, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+};
 
 use crate::{
     config::{Config, check::Checked},
@@ -41,12 +45,10 @@ fn daemon(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     };
     if options.help {
-        print(&flags::help());
-        return ExitCode::SUCCESS;
+        return print(&flags::help());
     }
     if let Some(version) = &options.version {
-        print_version(version);
-        return ExitCode::SUCCESS;
+        return print_version(version);
     }
     if positional.iter().any(|word| !word.is_empty()) {
         return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}"));
@@ -101,18 +103,33 @@ fn write_config(config: &Config, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn print_version(asked: &str) {
+fn print_version(asked: &str) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
     if asked == "raw" {
-        print(&format!("portolan {version} ({}-{})\n", std::env::consts::OS, std::env::consts::ARCH));
+        print(&format!("portolan {version} ({}-{})\n", std::env::consts::OS, std::env::consts::ARCH))
     } else {
-        print(&format!("Portolan v{version}\n"));
+        print(&format!("Portolan v{version}\n"))
     }
 }
 
-/// To stdout. Whoever reads it may stop reading; that is no error.
-fn print(text: &str) {
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+/// To stdout; says what is in the way of it.
+#[must_use = "what could not be written was not said"]
+fn print(text: &str) -> ExitCode {
+    match write(text) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => say(&error),
+    }
+}
+
+/// To stdout. Whoever reads it may stop reading; that is no error. Anything else is one sentence.
+fn write(text: &str) -> Result<(), String> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write the output: {error}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A command line that cannot be read: where to look it up, and what is wrong.

@@ -5,7 +5,7 @@
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use model::{Plan, Update, World};
-use source::Problems;
+use source::{Problem, Problems};
 
 use super::{print, say, usage_error};
 use crate::{
@@ -26,15 +26,17 @@ pub fn run(args: &[String]) -> ExitCode {
         _ => return usage_error(&format!("plan takes one file or folder, got {positional:?}")),
     }
     match plan(options) {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
+        Ok((text, problems)) => {
+            let printed = print(&text);
+            // Whoever checks manifests by a script goes by this.
+            if problems.is_empty() { printed } else { ExitCode::FAILURE }
         }
         Err(error) => say(&error),
     }
 }
 
-fn plan(mut options: Options) -> Result<String, String> {
+/// The plan of what could be read, and what could not, which has been told.
+fn plan(mut options: Options) -> Result<(String, Vec<Problem>), String> {
     let Source::File(path) = options.source.clone() else {
         return Err("plan works from files: name a file or folder, or --source file:PATH".to_owned());
     };
@@ -44,13 +46,15 @@ fn plan(mut options: Options) -> Result<String, String> {
     let node_name = host::node_name(&options.config.hostname_override)?;
     let settings = app::settings(&options.config, &checked, Arc::clone(&node_name), host::families());
     let problems = Arc::new(Problems::new());
-    let updates = source::file::load(&path, &node_name, &problems).map_err(|error| error.to_string())?;
-    problems.recent().iter().for_each(|problem| eprintln!("{problem}"));
+    let updates = source::file::load(&path, &node_name, &problems)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let problems = problems.recent();
+    problems.iter().for_each(|problem| eprintln!("{problem}"));
     let mut world = World::new(settings);
     let addresses = host::addresses().unwrap_or_default();
     // A Node object that has an address has the better word, and comes after.
     world.apply(Update::Node(host::stand_in(&node_name, &addresses)));
     world.apply(Update::HostAddresses(addresses));
     updates.into_iter().for_each(|update| world.apply(update));
-    Ok(Plan::from_world(&world).to_string())
+    Ok((Plan::from_world(&world).to_string(), problems))
 }

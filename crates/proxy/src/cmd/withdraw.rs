@@ -27,11 +27,9 @@ pub fn run(args: &[String]) -> ExitCode {
         }
     };
     let report = leftovers::withdraw(when);
-    for thing in &report.removed {
-        print(&format!("removed {thing}\n"));
-    }
+    let printed = print(&report.removed.iter().map(|thing| format!("removed {thing}\n")).collect::<String>());
     match report.failed.as_slice() {
-        [] => ExitCode::SUCCESS,
+        [] => printed,
         failed => say(&format!("not everything could be removed: {}", failed.join("; "))),
     }
 }

@@ -73,8 +73,7 @@ pub fn run(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     };
     if options.help {
-        print(&help());
-        return ExitCode::SUCCESS;
+        return print(&help());
     }
     let (file, old) = match &positional[..] {
         [file] => (file, None),
@@ -83,11 +82,11 @@ pub fn run(args: &[String]) -> ExitCode {
     };
     match examine(Path::new(file), old.map(Path::new), &options) {
         Ok(report) => {
-            print(&match options.output {
+            let printed = print(&match options.output {
                 Output::Table => report.text(),
                 Output::Json => format!("{:#}\n", report.json()),
             });
-            if report.is_good(options.strict) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if report.is_good(options.strict) { printed } else { ExitCode::FAILURE }
         }
         Err(error) => say(&error),
     }

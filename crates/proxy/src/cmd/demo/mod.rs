@@ -68,8 +68,7 @@ pub fn run(args: &[String]) -> ExitCode {
         Err(error) => return usage_error(&error),
     }
     if options.help {
-        print(&format!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS)));
-        return ExitCode::SUCCESS;
+        return print(&format!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS)));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     if let Err(error) = listen_for_interrupt(Arc::clone(&interrupted)) {
@@ -95,6 +94,7 @@ fn play(length: Duration, interrupted: &AtomicBool) -> Result<bool, String> {
         "built and in force after {}; each request is a new connection",
         time(begun.elapsed())
     ));
+    screen.outcome()?;
     let mut show = Show::start(&stage, screen, interrupted)?;
     let act = length / 3;
 
@@ -110,7 +110,7 @@ fn play(length: Duration, interrupted: &AtomicBool) -> Result<bool, String> {
         show.tell(&format!("{LEAVES} is put back"), back);
         show.run("all endpoints serve again", act);
     }
-    Ok(show.end())
+    show.end()
 }
 
 struct Show<'a> {
@@ -185,7 +185,7 @@ impl<'a> Show<'a> {
         PODS.iter().zip(answers).filter(|(pod, _)| **pod == LEAVES).map(|(_, count)| count).sum()
     }
 
-    fn end(mut self) -> bool {
+    fn end(mut self) -> Result<bool, String> {
         self.load.stop();
         if self.screen.is_live() {
             self.draw("from the beginning to the end", self.begun);
@@ -202,7 +202,7 @@ impl<'a> Show<'a> {
             self.screen.say(&format!("{{r}}{count} x {reason}{{0}}"));
         }
         self.screen.say("{d}the namespaces, and everything in them, go with this process{0}");
-        good
+        self.screen.outcome().map(|()| good)
     }
 }
 

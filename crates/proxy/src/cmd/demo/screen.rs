@@ -10,7 +10,7 @@ use super::{
     PODS,
     load::{PATHS, Path, Summary},
 };
-use crate::cmd::print;
+use crate::cmd::write;
 
 /// How wide the table is, with and without bars.
 const WIDE: usize = 94;
@@ -31,6 +31,8 @@ pub(super) struct Screen {
     bars: bool,
     /// Lines to go up before the next drawing.
     drawn: usize,
+    /// Why nothing can be shown any more.
+    failed: Option<String>,
 }
 
 impl Screen {
@@ -39,10 +41,22 @@ impl Screen {
         let columns = rustix::termios::tcgetwinsize(&stdout).map_or(WIDE, |size| usize::from(size.ws_col));
         // A line that wraps cannot be drawn over.
         let live = stdout.is_terminal() && columns >= NARROW;
+        let mut screen = Screen { live, bars: columns >= WIDE, drawn: 0, failed: None };
         if live {
-            print("\x1b[?25l");
+            screen.show("\x1b[?25l");
         }
-        Screen { live, bars: columns >= WIDE, drawn: 0 }
+        screen
+    }
+
+    /// The error is one sentence: something could not be shown.
+    pub(super) fn outcome(&self) -> Result<(), String> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn show(&mut self, text: &str) {
+        if self.failed.is_none() {
+            self.failed = write(text).err();
+        }
     }
 
     /// There is a terminal, and the table can be drawn as often as one likes.
@@ -53,7 +67,7 @@ impl Screen {
     /// A line that stays.
     pub(super) fn say(&mut self, line: &str) {
         self.erase();
-        print(&format!("{}\n", self.paint(line)));
+        self.show(&format!("{}\n", self.paint(line)));
     }
 
     /// The table, below everything that was said.
@@ -61,7 +75,7 @@ impl Screen {
         self.erase();
         let lines = table(heading, rows, self.bars);
         let text: String = lines.iter().map(|line| format!("{}\n", self.paint(line))).collect();
-        print(&text);
+        self.show(&text);
         if self.live {
             self.drawn = lines.len();
         }
@@ -74,7 +88,7 @@ impl Screen {
 
     fn erase(&mut self) {
         if self.drawn > 0 {
-            print(&format!("\x1b[{}A\x1b[J", self.drawn));
+            self.show(&format!("\x1b[{}A\x1b[J", self.drawn));
             self.drawn = 0;
         }
     }
@@ -94,7 +108,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if self.live {
-            print("\x1b[?25h");
+            self.show("\x1b[?25h");
         }
     }
 }
@@ -179,7 +193,7 @@ mod tests {
         };
         let rows: [Row; PATHS.len()] =
             std::array::from_fn(|_| Row { total: full.clone(), recent: full.clone() });
-        let plain = Screen { live: false, bars: true, drawn: 0 };
+        let plain = Screen { live: false, bars: true, drawn: 0, failed: None };
         for (bars, width) in [(true, WIDE), (false, NARROW)] {
             let lines: Vec<_> = table("heading", &rows, bars).iter().map(|line| plain.paint(line)).collect();
             for line in &lines[1..=2 + PATHS.len()] {
@@ -193,9 +207,9 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals() {
-        let plain = Screen { live: false, bars: true, drawn: 0 };
+        let plain = Screen { live: false, bars: true, drawn: 0, failed: None };
         assert_eq!(plain.paint("{b}a{0} ##"), "a ##");
-        let mut live = Screen { live: true, bars: true, drawn: 0 };
+        let mut live = Screen { live: true, bars: true, drawn: 0, failed: None };
         assert_eq!(live.paint("{b}a{0} #"), "\x1b[1ma\x1b[0m \u{2588}");
         live.live = false;
     }
