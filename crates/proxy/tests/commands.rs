@@ -147,3 +147,42 @@ fn what_cannot_be_written_fails() {
     }
     drop(daemon);
 }
+
+#[test]
+fn every_command_explains_itself_and_does_nothing() {
+    let Some(netns) = privileged(node()) else { return };
+    for command in ["plan", "dump", "withdraw", "check-config", "check-node", "demo"] {
+        let (_, all, _) = portolan(&netns, &["help", command]);
+        for args in [&[command, "--help"][..], &[command, "-h"], &[command, "--help", "--now", "x", "y"]] {
+            let (code, text, says) = portolan(&netns, args);
+            assert_eq!((code, says.as_str()), (Some(0), ""), "{args:?}");
+            let begins = format!("Usage: portolan {command}");
+            assert!(text.starts_with(&begins), "{args:?}: {text}");
+            assert_eq!(text, all, "{args:?}");
+        }
+    }
+    let (_, help, _) = portolan(&netns, &["--help"]);
+    assert!(help.contains("--cluster-cidr"), "{help}");
+    assert_eq!(portolan(&netns, &["help"]), (Some(0), help, String::new()));
+    let (_, version, _) = portolan(&netns, &["--version"]);
+    assert_eq!(portolan(&netns, &["version"]), (Some(0), version, String::new()));
+}
+
+#[test]
+fn a_slip_of_the_finger_is_told_what_was_meant() {
+    let Some(netns) = privileged(node()) else { return };
+    for (args, says) in [
+        (&["check-confg", "x"][..], "got [\"check-confg\", \"x\"] (did you mean check-config?)"),
+        (&["check_node"], "got [\"check_node\"] (did you mean check-node?)"),
+        (&["dum"], "got [\"dum\"] (did you mean dump?)"),
+        (&["cleanup"], "got [\"cleanup\"] (did you mean --cleanup?)"),
+        (&["help", "pln"], "there is no command \"pln\" (did you mean plan?)"),
+        (&["-v=2", "plan", "x"], "got [\"plan\", \"x\"] (a command comes first: portolan plan)"),
+        (&["extra"], "got [\"extra\"]"),
+    ] {
+        let (code, text, all) = portolan(&netns, args);
+        assert_eq!((code, text.as_str()), (Some(1), ""), "{args:?}");
+        let last = all.lines().last().unwrap_or_default();
+        assert!(last.starts_with("Error: ") && last.ends_with(says), "{args:?}: {all}");
+    }
+}

@@ -21,13 +21,6 @@ pub fn run(args: &[String]) -> ExitCode {
         Ok((_, words)) => return usage_error(&format!("check-node takes no arguments, got {words:?}")),
         Err(error) => return usage_error(&error),
     };
-    if options.help {
-        return print(
-            "Usage: portolan check-node [-o table|json] [flags of portolan]\n\n\
-             Prints what on this node gets in the way of Services, the worst first, and what to do about it.\n\
-             Ends with 1 if connections fail because of it.\n",
-        );
-    }
     let checked = match options.complete().and_then(|_| options.checked()) {
         Ok(checked) => checked,
         Err(error) => return say(&error),
@@ -41,4 +34,12 @@ pub fn run(args: &[String]) -> ExitCode {
         true => ExitCode::FAILURE,
         false => printed,
     }
+}
+
+/// What it does.
+pub fn help() -> String {
+    "Usage: portolan check-node [-o table|json] [flags of portolan]\n\n\
+     Prints what on this node gets in the way of Services, the worst first, and what to do about it. Changes nothing.\n\
+     Ends with 1 if connections fail because of it.\n"
+        .to_owned()
 }

@@ -30,6 +30,15 @@ pub fn run(args: &[String]) -> ExitCode {
     }
 }
 
+/// What it does.
+pub fn help() -> String {
+    "Usage: portolan dump [--proxy-mode MODE] [flags of portolan]    (with CAP_NET_ADMIN)\n\n\
+     Prints what the kernel holds of ours in this network namespace: of the mode that is named, by a flag or by --config,\n\
+     else of every mode that has left something, or that there is nothing. Changes nothing, and needs no proxy that runs.\n\
+     Ends with 1 if something is there that could not be read.\n"
+        .to_owned()
+}
+
 /// What each mode holds, and where that could not be read.
 struct Found {
     parts: Vec<(Mode, String)>,

@@ -20,22 +20,64 @@ use std::{
 
 use crate::{
     config::{Config, check::Checked},
-    flags::{self, Options},
+    flags::{self, Options, parse::nearest, table},
     log,
     reload::Origin,
 };
 
+/// A command beside the proxy itself.
+struct Command {
+    name: &'static str,
+    run: fn(&[String]) -> ExitCode,
+    help: fn() -> String,
+}
+
+const COMMANDS: [Command; 6] = [
+    Command { name: "plan", run: plan::run, help: plan::help },
+    Command { name: "dump", run: dump::run, help: dump::help },
+    Command { name: "check-config", run: check_config::run, help: check_config::help },
+    Command { name: "check-node", run: check_node::run, help: check_node::help },
+    Command { name: "withdraw", run: withdraw::run, help: withdraw::help },
+    Command { name: "demo", run: demo::run, help: demo::help },
+];
+
 /// Runs what the command line asks for.
 pub fn run(args: &[String]) -> ExitCode {
-    match args.first().map(String::as_str) {
-        Some("demo") => demo::run(&args[1..]),
-        Some("plan") => plan::run(&args[1..]),
-        Some("dump") => dump::run(&args[1..]),
-        Some("withdraw") => withdraw::run(&args[1..]),
-        Some("check-config") => check_config::run(&args[1..]),
-        Some("check-node") => check_node::run(&args[1..]),
+    let Some((name, rest)) = args.split_first() else { return daemon(args) };
+    match (COMMANDS.iter().find(|command| command.name == name), name.as_str()) {
+        // Before anything else is read: whoever asks what it does does not want it done.
+        (Some(command), _) if asks_for_help(rest) => print(&(command.help)()),
+        (Some(command), _) => (command.run)(rest),
+        (None, "help") => help(rest),
+        (None, "version") if rest.is_empty() => print_version("true"),
         _ => daemon(args),
     }
+}
+
+fn asks_for_help(args: &[String]) -> bool {
+    args.iter().take_while(|word| *word != "--").any(|word| word == "--help" || word == "-h")
+}
+
+/// Of a command, or of the proxy.
+fn help(args: &[String]) -> ExitCode {
+    let Some(name) = args.first() else { return print(&flags::help()) };
+    match COMMANDS.iter().find(|command| command.name == name) {
+        Some(command) => print(&(command.help)()),
+        None => usage_error(&format!("there is no command {name:?}{}", meant(name))),
+    }
+}
+
+/// What somebody meant who wrote a word where a command or a flag stands, as far as that can be told.
+fn meant(word: &str) -> String {
+    let plain = word.replace('_', "-");
+    if table::FLAGS.iter().any(|flag| flag.name == plain) {
+        return format!(" (did you mean --{plain}?)");
+    }
+    if word == plain && COMMANDS.iter().any(|command| command.name == word) {
+        return format!(" (a command comes first: portolan {word})");
+    }
+    let names = COMMANDS.iter().map(|command| command.name);
+    nearest(names, &plain).map_or_else(String::new, |name| format!(" (did you mean {name}?)"))
 }
 
 /// The proxy and what kube-proxy's flags make of it.
@@ -51,7 +93,8 @@ fn daemon(args: &[String]) -> ExitCode {
         return print_version(version);
     }
     if positional.iter().any(|word| !word.is_empty()) {
-        return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}"));
+        let meant = positional.first().map(|word| meant(word)).unwrap_or_default();
+        return usage_error(&format!("\"portolan\" does not take any arguments, got {positional:?}{meant}"));
     }
     let origin = Origin::of(options.clone());
     let (options, checked) = match prepare(options) {

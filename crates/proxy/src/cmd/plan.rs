@@ -35,6 +35,15 @@ pub fn run(args: &[String]) -> ExitCode {
     }
 }
 
+/// What it does.
+pub fn help() -> String {
+    "Usage: portolan plan PATH [flags of portolan]\n\n\
+     Prints what would be served from a file or folder of manifests: each frontend, and where it leads. Touches no kernel\n\
+     and needs no privileges. Settings count as for the proxy: --config, --hostname-override, --cluster-cidr and so on.\n\
+     Ends with 1 if a file or object had to be left out; each is named on stderr, and the rest is printed.\n"
+        .to_owned()
+}
+
 /// The plan of what could be read, and what could not, which has been told.
 fn plan(mut options: Options) -> Result<(String, Vec<Problem>), String> {
     let Source::File(path) = options.source.clone() else {

@@ -33,3 +33,11 @@ pub fn run(args: &[String]) -> ExitCode {
         failed => say(&format!("not everything could be removed: {}", failed.join("; "))),
     }
 }
+
+/// What it does.
+pub fn help() -> String {
+    "Usage: portolan withdraw [--now]    (with CAP_NET_ADMIN)\n\n\
+     The last step back to kube-proxy: removes our own tables, and nothing that kube-proxy has written beside them.\n\
+     A family in which kube-proxy does not serve yet keeps its table, and it ends with 1; with --now it goes in any case.\n"
+        .to_owned()
+}

@@ -280,7 +280,8 @@ pub fn help() -> String {
          portolan check-config FILE     say what is wrong with a configuration, and what it would change\n  \
          portolan check-node [flags]    say what on this node will get in the way, and what to do\n  \
          portolan withdraw [--now]      remove only our own tables, once kube-proxy serves\n  \
-         portolan demo [--seconds N]    show it at work in a cluster of network namespaces (as root)\n\n\
+         portolan demo [--seconds N]    show it at work in a cluster of network namespaces (as root)\n  \
+         portolan help [COMMAND]        print what a command does, or this text\n\n\
          Flags:\n{}",
         usage(table::FLAGS)
     )

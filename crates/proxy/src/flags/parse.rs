@@ -149,14 +149,18 @@ fn split(word: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// The nearest name, if one is near enough to be a slip of the finger.
 fn suggestion<T>(flags: &[Flag<T>], name: &str) -> String {
     let shown = flags.iter().filter(|flag| flag.deprecated.is_none());
-    let nearest = shown.map(|flag| (distance(flag.name, name), flag.name)).min();
-    match nearest {
-        Some((steps, nearest)) if steps <= 1 + name.len() / 8 => format!(" (did you mean --{nearest}?)"),
-        _ => String::new(),
+    match nearest(shown.map(|flag| flag.name), name) {
+        Some(nearest) => format!(" (did you mean --{nearest}?)"),
+        None => String::new(),
     }
+}
+
+/// The nearest name, if one is near enough to be a slip of the finger.
+pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, word: &str) -> Option<&'a str> {
+    let (steps, nearest) = names.map(|name| (distance(name, word), name)).min()?;
+    (steps <= 1 + word.len() / 8).then_some(nearest)
 }
 
 /// Letters to add, remove or replace to make one of the other (Levenshtein).

@@ -30,7 +30,6 @@ struct Options {
     output: Output,
     strict: bool,
     running: Option<String>,
-    help: bool,
 }
 
 const FLAGS: &[Flag<Options>] = &[
@@ -58,11 +57,7 @@ const FLAGS: &[Flag<Options>] = &[
             Ok(())
         },
     ),
-    Flag::boolean("help", "false", "Print this text.", |options: &mut Options, _| {
-        options.help = true;
-        Ok(())
-    })
-    .letter('h'),
+    Flag::boolean("help", "false", "Print this text.", |_: &mut Options, _| Ok(())).letter('h'),
 ];
 
 /// Ends with success if the program would start with this file.
@@ -72,9 +67,6 @@ pub fn run(args: &[String]) -> ExitCode {
         Ok(parsed) => parsed.positional,
         Err(error) => return usage_error(&error),
     };
-    if options.help {
-        return print(&help());
-    }
     let (file, old) = match &positional[..] {
         [file] => (file, None),
         [file, old] => (file, Some(old.as_str())),
@@ -92,7 +84,8 @@ pub fn run(args: &[String]) -> ExitCode {
     }
 }
 
-fn help() -> String {
+/// What it does.
+pub fn help() -> String {
     format!(
         "Usage: portolan check-config FILE [OLD] [flags]\n\n\
          Says everything that is wrong with FILE (and with portolan.conf beside it), what in it is deprecated, and\n\

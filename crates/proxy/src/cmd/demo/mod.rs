@@ -27,7 +27,7 @@ use self::{
     screen::{Row, Screen, time},
     stage::{Change, Stage},
 };
-use super::{print, say, usage_error};
+use super::{say, usage_error};
 use crate::flags::parse::{Flag, parse, usage};
 
 /// The pods that answer, and the columns of the table.
@@ -41,7 +41,6 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 struct Options {
     seconds: u64,
-    help: bool,
 }
 
 const FLAGS: &[Flag<Options>] = &[
@@ -50,25 +49,16 @@ const FLAGS: &[Flag<Options>] = &[
             value.parse().ok().filter(|n| (3..=86_400).contains(n)).ok_or("not a number from 3 to 86400")?;
         Ok(())
     }),
-    Flag {
-        letter: Some('h'),
-        ..Flag::boolean("help", "false", "Print this text.", |options, _| {
-            options.help = true;
-            Ok(())
-        })
-    },
+    Flag::boolean("help", "false", "Print this text.", |_: &mut Options, _| Ok(())).letter('h'),
 ];
 
 /// Ends with success if every request was answered by a pod that should.
 pub fn run(args: &[String]) -> ExitCode {
-    let mut options = Options { seconds: 18, help: false };
+    let mut options = Options { seconds: 18 };
     match parse(FLAGS, &mut options, args) {
         Ok(parsed) if parsed.positional.is_empty() => {}
         Ok(parsed) => return usage_error(&format!("demo takes no arguments, got {:?}", parsed.positional)),
         Err(error) => return usage_error(&error),
-    }
-    if options.help {
-        return print(&format!("Usage: portolan demo [flags]    (as root)\n\n{}", usage(FLAGS)));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     if let Err(error) = listen_for_interrupt(Arc::clone(&interrupted)) {
@@ -79,6 +69,16 @@ pub fn run(args: &[String]) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => say(&error),
     }
+}
+
+/// What it does.
+pub fn help() -> String {
+    format!(
+        "Usage: portolan demo [flags]    (as root)\n\n\
+         Builds a small cluster of network namespaces, serves examples/ there, sends requests, and shows who answers\n\
+         while an endpoint goes and comes back. Leaves nothing behind.\n\nFlags:\n{}",
+        usage(FLAGS)
+    )
 }
 
 /// The story; whether all went well.
