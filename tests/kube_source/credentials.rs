@@ -2,9 +2,10 @@
 
 //! Credentials that expire and are replaced.
 
-use std::{env, process::Command, time::Duration};
+use std::{env, fs, process::Command, time::Duration};
 
 use model::Kind;
+use serde_json::json;
 use testkit::apiserver::{ApiServer, Credential, Login};
 
 use crate::{
@@ -76,6 +77,28 @@ fn credentials_replaced_in_time_are_never_missed() {
             }
         }
     }
+}
+
+/// Some plugins say when a token ends only of those that do.
+#[test]
+fn a_plugin_may_leave_out_the_expiry_later() {
+    let server = server(5);
+    let following = Following::start_with(&server, Login::Exec, false);
+    following.converge(&server);
+    let credential = json!({
+        "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+        "status": {"token": server.rotate_token(), "expirationTimestamp": "2001-01-01T00:00:00Z"},
+    });
+    fs::write(following.dir.path().join("credential.json"), credential.to_string())
+        .expect("it can be written");
+    server.cut_connections();
+    server.put(slice("svc0001-x", &addresses(41, 3)));
+    following.converge(&server);
+    server.rotate_token();
+    server.write_token(following.dir.path());
+    server.cut_connections();
+    server.put(slice("svc0002-x", &addresses(42, 3)));
+    following.converge(&server);
 }
 
 /// Only who starts the source reads the environment, and a server on loopback is never behind a proxy.

@@ -1,24 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Who we are to the API server, and how to reach it. The `kube` crate reads kubeconfigs, runs exec plugins and
-//! does TLS; what it does not do is notice that a client certificate, a CA or the kubeconfig itself was replaced
-//! on disk, or that a certificate from an exec plugin expires. So the client is made anew then, and when the
-//! server no longer knows us. Token files are read here for each request, since `kube` takes the newline at the
+//! Who we are to the API server, and how to reach it. The `kube` crate knows kubeconfigs and does TLS; what it does
+//! not do is notice that a client certificate, a CA or the kubeconfig itself was replaced on disk. So the client is
+//! made anew then, before what a plugin gave expires, and when the server no longer knows us. Token files are read here for each request, since `kube` takes the newline at the
 //! end of one for a part of the token.
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
+use data_encoding::BASE64;
 use http::HeaderValue;
-use kube::{Client, Config};
+use kube::{
+    Client, Config,
+    config::{AuthInfo, ExecConfig},
+};
+use tokio::time::Instant;
 
 use super::{
     connect,
     environment::Environment,
     exchange::Observer,
+    exec,
     kubeconfig::{self, Seen, Stamp, server_url},
 };
 
@@ -48,6 +56,8 @@ pub enum Error {
     InCluster { reason: String },
     #[error("cannot read a token from {path}; it must hold one line of text")]
     Token { path: PathBuf },
+    #[error("cannot use the credential plugin {command}: {reason}")]
+    Plugin { command: String, reason: String },
     #[error("cannot make a client for the API server: {reason}")]
     Client { reason: String },
 }
@@ -56,6 +66,9 @@ pub enum Error {
 pub struct Access {
     settings: Settings,
     held: Mutex<Held>,
+    /// Held by who renews, and how often that was tried: one attempt is enough for all who wait for it.
+    renewing: tokio::sync::Mutex<()>,
+    attempts: AtomicU64,
     pub(super) observer: OnceLock<Observer>,
 }
 
@@ -69,6 +82,10 @@ struct Held {
     token_file: Option<PathBuf>,
     /// As last read. Kept when the file is gone: some are removed once they have been read.
     token: Option<HeaderValue>,
+    /// When what a plugin gave is no longer good.
+    expires: Option<SystemTime>,
+    /// When a plugin was last asked in vain.
+    failed: Option<Instant>,
 }
 
 /// What the next request needs.
@@ -87,7 +104,13 @@ impl Access {
     /// Reads the configuration. Does not connect.
     pub async fn open(settings: Settings) -> Result<Access, Error> {
         let held = make(&settings).await?;
-        Ok(Access { settings, held: Mutex::new(held), observer: OnceLock::new() })
+        Ok(Access {
+            settings,
+            held: Mutex::new(held),
+            renewing: tokio::sync::Mutex::default(),
+            attempts: AtomicU64::new(0),
+            observer: OnceLock::new(),
+        })
     }
 
     pub fn settings(&self) -> &Settings {
@@ -101,7 +124,7 @@ impl Access {
             tracing::info!("credentials for the API server have changed on disk: reading them again");
             self.renew(held.generation).await;
         } else if held.expires_soon() {
-            tracing::info!("the certificate for the API server expires: asking for another");
+            tracing::info!("what the credential plugin gave expires: asking it again");
             self.renew(held.generation).await;
         }
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,20 +139,23 @@ impl Access {
         }
     }
 
-    /// Makes a new client, unless that was done since `generation`. If it cannot be made (a file is just being
-    /// replaced), the old one stays.
+    /// Makes a new client, unless that was done since `generation`, or was just tried by somebody else. If it cannot be
+    /// made (a file is just being replaced), the old one stays.
     pub(crate) async fn renew(&self, generation: u64) {
-        if self.held().generation != generation {
+        let before = self.attempts.load(Ordering::Relaxed);
+        let _alone = self.renewing.lock().await;
+        if self.held().generation != generation || self.attempts.load(Ordering::Relaxed) != before {
             return;
         }
-        match make(&self.settings).await {
-            Ok(made) => {
-                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-                if held.generation == generation {
-                    *held = Held { generation: generation + 1, ..made };
-                }
+        let made = make(&self.settings).await;
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match made {
+            Ok(made) => *held = Held { generation: generation + 1, ..made },
+            Err(error) => {
+                held.failed = Some(Instant::now());
+                tracing::warn!("keeping the credentials in use: {error}");
             }
-            Err(error) => tracing::warn!("keeping the credentials in use: {error}"),
         }
     }
 
@@ -139,17 +165,19 @@ impl Access {
 }
 
 impl Held {
-    /// Only certificates from exec plugins have a known end; `kube` renews tokens from them itself.
+    /// Whether to ask the plugin again; not at once after it failed, since what it gave is still good for a while.
     fn expires_soon(&self) -> bool {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let end =
-            self.client.valid_until().map(|end| Duration::from_secs(end.as_second().max(0).unsigned_abs()));
-        end.is_some_and(|end| end <= now + EXPIRES_SOON)
+        let is_soon = |end: SystemTime| end <= SystemTime::now() + EXPIRES_SOON;
+        self.expires.is_some_and(is_soon) && self.failed.is_none_or(|failed| failed.elapsed() >= AGAIN)
     }
 }
 
 async fn make(settings: &Settings) -> Result<Held, Error> {
     let (mut config, files) = configure(settings)?;
+    let (given, expires) = match plugin_of(&mut config.auth_info) {
+        Some(plugin) => ask(plugin, &mut config.auth_info).await?,
+        None => (None, None),
+    };
     let host = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retrying is this module's business: with backoff, and with the answer in the status.
@@ -157,17 +185,39 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
     // A token in the kubeconfig itself comes first.
     let token_file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
     let token_file = token_file.map(PathBuf::from);
-    // Exec plugins run in there, and a token that cannot be sent makes it panic. The stamps were taken before the
-    // files are read into the client, so that a change in between is seen.
+    // Files are read in there, and a token that cannot be sent makes it panic. The stamps were taken before the files
+    // are read into the client, so that a change in between is seen.
     let client = tokio::task::spawn_blocking(move || connect::client(config)).await;
     let client = client
         .map_err(|_| Error::Client { reason: "its token or password is more than one line of text".into() })?
         .map_err(|error| Error::Client { reason: sentence(&error) })?;
     let token = match &token_file {
-        None => None,
+        None => given,
         Some(path) => Some(read_token(path).ok_or_else(|| Error::Token { path: path.clone() })?),
     };
-    Ok(Held { client, host, generation: 0, files, token_file, token })
+    Ok(Held { client, host, generation: 0, files, token_file, token, expires, failed: None })
+}
+
+/// The plugin to ask, if there is one: as in client-go, what stands in the kubeconfig itself comes first.
+fn plugin_of(user: &mut AuthInfo) -> Option<ExecConfig> {
+    let has_own = user.token.is_some() || user.token_file.is_some() || user.username.is_some();
+    user.exec.take().filter(|_| !has_own)
+}
+
+/// Asks a plugin. A certificate is put where the client looks for one; the token, and the end of both, are returned.
+async fn ask(
+    plugin: ExecConfig,
+    user: &mut AuthInfo,
+) -> Result<(Option<HeaderValue>, Option<SystemTime>), Error> {
+    let command = plugin.command.clone().unwrap_or_default();
+    let answer = tokio::task::spawn_blocking(move || exec::run(&plugin, PLUGIN_PATIENCE)).await;
+    let answer = answer.unwrap_or_else(|_| Err("asking it panicked".into()));
+    let credential = answer.map_err(|reason| Error::Plugin { command, reason })?;
+    if let Some((certificate, key)) = credential.certificate {
+        user.client_certificate_data = Some(BASE64.encode(certificate.as_bytes()));
+        user.client_key_data = Some(BASE64.encode(key.as_bytes()).into());
+    }
+    Ok((credential.token, credential.expires))
 }
 
 /// Where the server is, who we are, and the files that say so and are read only once.
@@ -193,7 +243,11 @@ fn configure(settings: &Settings) -> Result<(Config, Vec<Seen>), Error> {
 /// The token in a file, without the line end most have.
 fn read_token(path: &Path) -> Option<HeaderValue> {
     let text = std::fs::read_to_string(path).ok()?;
-    let token = Some(text.trim()).filter(|token| !token.is_empty())?;
+    Some(text.trim()).filter(|token| !token.is_empty()).and_then(bearer)
+}
+
+/// A token as the value of the Authorization header; none if it cannot be sent.
+pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
     let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
     header.set_sensitive(true);
     Some(header)
@@ -215,6 +269,10 @@ pub(crate) fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const EXPIRES_SOON: Duration = Duration::from_secs(60);
+/// Until a plugin that failed is asked again for what is still good.
+const AGAIN: Duration = Duration::from_secs(20);
+/// A plugin that asks a cloud for a token takes a second or two. Tests have no time to wait for one that hangs.
+const PLUGIN_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
 
 #[cfg(test)]
 mod tests {
@@ -276,7 +334,7 @@ mod tests {
             ("client-certificate-data: bm8=, client-key-data: bm8=", "client"),
             (
                 "exec: {apiVersion: client.authentication.k8s.io/v1, command: /does/not/exist, interactiveMode: Never}",
-                "exec",
+                "plugin /does/not/exist",
             ),
         ] {
             std::fs::write(&path, kubeconfig(user)).unwrap();
@@ -366,5 +424,45 @@ mod tests {
             std::fs::write(&path, "half").unwrap();
             assert_eq!(access.pass().await.generation, 1, "a half-written file changes nothing");
         });
+    }
+
+    /// A kubeconfig whose plugin is this shell script, in a folder of its own.
+    fn with_plugin(script: &str) -> (tempfile::TempDir, Settings) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let exec = serde_json::json!({
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "sh",
+            "args": ["-c", script.replace("FOLDER", &folder.path().display().to_string())],
+            "interactiveMode": "Never",
+        });
+        std::fs::write(&path, kubeconfig(&format!("exec: {exec}"))).unwrap();
+        (folder, Settings { kubeconfig: Some(path), ..Settings::default() })
+    }
+
+    #[test]
+    fn a_plugin_that_hangs_is_told_by_its_name() {
+        let begun = std::time::Instant::now();
+        let (_folder, settings) = with_plugin("sleep 15 & wait");
+        let sentence = open(settings).err().expect("it is refused").to_string();
+        assert!(sentence.contains("plugin sh") && sentence.contains("answer"), "{sentence}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn of_several_who_need_a_plugin_one_runs_it() {
+        let answer = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "x"}}"#;
+        for end in ["true", "test ! -e FOLDER/fails"] {
+            let (folder, settings) =
+                with_plugin(&format!("echo run >> FOLDER/runs; sleep 0.2; echo '{answer}'; {end}"));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let access = Access::open(settings).await.unwrap();
+                std::fs::write(folder.path().join("fails"), "").unwrap();
+                tokio::join!(access.renew(0), access.renew(0), access.renew(0), access.renew(0));
+            });
+            let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap().lines().count();
+            assert_eq!(runs, 2, "at the start, and once more");
+        }
     }
 }

@@ -26,8 +26,8 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// Makes the client; does not connect.
 pub(super) fn client(config: Config) -> Result<Client, Error> {
-    // The way through a proxy is `kube`'s own, and only `kube` can tell when a plugin's certificate ends.
-    if config.proxy_url.is_some() || config.auth_info.exec.is_some() {
+    // The way through a proxy is `kube`'s own.
+    if config.proxy_url.is_some() {
         return Client::try_from(config);
     }
     let mut tcp = HttpConnector::new();

@@ -9,7 +9,7 @@
 //! - `protocol`: what to ask, what an answer means; without IO
 //! - `follow`: its driver, one for each kind
 //! - `wire`, `pages`: events and lists, as they arrive
-//! - `access`: credentials and the client, from `kubeconfig` and `environment`
+//! - `access`: credentials and the client, from `kubeconfig`, `environment` and plugins (`exec`)
 //! - `exchange`: requests; `create`: what is written; `release`: of the server
 //! - `backoff`, `status`
 
@@ -19,6 +19,7 @@ mod connect;
 mod create;
 mod environment;
 mod exchange;
+mod exec;
 mod follow;
 mod kubeconfig;
 mod pages;
