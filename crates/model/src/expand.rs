@@ -192,9 +192,9 @@ impl Scene<'_> {
             return None;
         };
         let mut nets: Vec<IpNet> =
-            written.iter().copied().filter(|net| Family::of(net.addr()) == self.family).collect();
+            written.nets.iter().copied().filter(|net| Family::of(net.addr()) == self.family).collect();
         // Ranges of the other family only do not restrict this one; ranges of which none could be read do.
-        if nets.is_empty() && !written.is_empty() {
+        if nets.is_empty() && !written.nets.is_empty() && !written.unread[self.family] {
             return None;
         }
         // A node that has the load balancer's address on an interface of its own connects from it.

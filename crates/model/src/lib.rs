@@ -61,6 +61,7 @@ pub use oracle::{Origin, Outcome, Packet};
 pub use plan::{Changes, Conflict, Plan};
 pub use service::{
     Service, ServiceKey, ServiceKind, ServicePort, ServicePortName, SourceRanges, TrafficPolicy,
+    WrittenRanges,
 };
 pub use tuning::{Algorithm, Check, RelayWishes, Scheduler, SchedulerFlags, Tuning};
 pub use weights::{DEFAULT_WEIGHT, WeightRule, Weights, Whose};

@@ -308,6 +308,6 @@ mod tests {
         assert_eq!(size_of::<Owned>(), 20);
         assert_eq!(size_of::<Decision>(), 72);
         assert_eq!(size_of::<Claim>(), 96);
-        assert_eq!(size_of::<crate::Service>(), 184);
+        assert_eq!(size_of::<crate::Service>(), 176);
     }
 }

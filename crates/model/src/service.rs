@@ -70,9 +70,25 @@ pub enum TrafficPolicy {
 pub enum SourceRanges {
     /// Nothing was written: no restriction.
     Any,
-    /// What was written and could be parsed, both families. Empty when nothing could: then nobody is let in,
-    /// since a typo in a firewall must not open it.
-    Only(Box<[IpNet]>),
+    /// In a box, as few services have them.
+    Only(Box<WrittenRanges>),
+}
+
+impl SourceRanges {
+    /// Ranges that could all be parsed.
+    pub fn only(nets: impl Into<Box<[IpNet]>>) -> SourceRanges {
+        SourceRanges::Only(Box::new(WrittenRanges { nets: nets.into(), unread: PerFamily::default() }))
+    }
+}
+
+/// A typo in a firewall must not open it: a family in which something was written and nothing could be parsed lets
+/// nobody in, and where nothing could be parsed at all, neither does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenRanges {
+    /// What could be parsed, both families.
+    pub nets: Box<[IpNet]>,
+    /// Something that could not be parsed is, or may be, of this family.
+    pub unread: PerFamily<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

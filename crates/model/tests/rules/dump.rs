@@ -54,7 +54,7 @@ fn stage() -> Stage {
     let web = only_v4(Service {
         affinity_secs: Some(60),
         health_check_node_port: Some(32000),
-        source_ranges: SourceRanges::Only([net("198.51.100.0/24")].into()),
+        source_ranges: SourceRanges::only([net("198.51.100.0/24")]),
         ..balanced(TrafficPolicy::Local)
     });
     let endpoints = [ready(Family::V4, 0, 1), ready(Family::V4, 1, 2)];

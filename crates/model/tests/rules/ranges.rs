@@ -3,7 +3,9 @@
 //! loadBalancerSourceRanges: who may come in at a load balancer's address.
 
 use ipnet::IpNet;
-use model::{Family, Node, PerFamily, Protocol, Service, Settings, SourceRanges, TrafficPolicy, Update};
+use model::{
+    Family, Node, PerFamily, Protocol, Service, Settings, SourceRanges, TrafficPolicy, Update, WrittenRanges,
+};
 
 use crate::{
     build::{at, balanced, client, cluster_ip, ip, net, node, node_ip, ready, settings, slice, vip},
@@ -13,7 +15,7 @@ use crate::{
 const V4: Family = Family::V4;
 
 fn ranged(ranges: &[&str]) -> Service {
-    let ranges = SourceRanges::Only(ranges.iter().map(|range| net(range)).collect());
+    let ranges = SourceRanges::only(ranges.iter().map(|range| net(range)).collect::<Vec<_>>());
     Service { source_ranges: ranges, ..balanced(TrafficPolicy::Cluster) }
 }
 
@@ -81,6 +83,25 @@ fn ranges_of_which_none_could_be_read_let_nobody_in() {
         assert_eq!(ranges(&stage, family), Some(vec![]));
         assert_eq!(stage.decide(Source::Client, vip(family, 1), 80), Told::Drop);
     }
+}
+
+#[test]
+fn what_could_not_be_read_closes_a_family_that_has_nothing_else() {
+    let unread = |family, ranges: &[&str]| {
+        let nets = ranges.iter().map(|range| net(range)).collect();
+        let mut unread = PerFamily::default();
+        unread[family] = true;
+        stage(Service {
+            source_ranges: SourceRanges::Only(Box::new(WrittenRanges { nets, unread })),
+            ..ranged(&[])
+        })
+    };
+    let closed = unread(Family::V6, &["10.0.0.0/8"]);
+    assert_eq!(ranges(&closed, V4), Some(vec![net("10.0.0.0/8")]));
+    assert_eq!(ranges(&closed, Family::V6), Some(vec![]));
+    let has_another = unread(V4, &["10.0.0.0/8"]);
+    assert_eq!(ranges(&has_another, V4), Some(vec![net("10.0.0.0/8")]));
+    assert_eq!(ranges(&has_another, Family::V6), None, "nobody has said anything of it");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use model::{
     Algorithm, Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Hints, Kind, Node, NodePortAddress,
     PerFamily, Protocol, Scheduler, SchedulerFlags, Service, ServiceKey, ServiceKind, ServicePort, Settings,
     SliceKey, SlicePort, SourceRanges, TrafficPolicy, Tuning, Update, WeightRule, Weights, Whose,
+    WrittenRanges,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
@@ -95,7 +96,10 @@ fn service() -> impl Strategy<Value = Service> {
     let a_cluster_ip = |family| option::weighted(0.8, (1..4_u8).prop_map(move |n| cluster_ip(family, n)));
     let cluster_ips =
         (a_cluster_ip(Family::V4), a_cluster_ip(Family::V6)).prop_map(|(v4, v6)| PerFamily { v4, v6 });
-    let source_ranges = prop_oneof![Just(SourceRanges::Any), some_of(nets()).prop_map(SourceRanges::Only)];
+    let unread = any::<[bool; 2]>().prop_map(|[v4, v6]| PerFamily { v4, v6 });
+    let ranges = (some_of(nets()), unread)
+        .prop_map(|(nets, unread)| SourceRanges::Only(Box::new(WrittenRanges { nets, unread })));
+    let source_ranges = prop_oneof![Just(SourceRanges::Any), ranges];
     let identity = (service_key(), 0..4_i64, kind, cluster_ips);
     let addresses = (vec(service_port(), 0..4), some_of(vips()), some_of(vips()), source_ranges);
     let affinity = option::of(select(vec![0, 5_u32]));

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use hashbrown::HashMap;
 use model::{
-    Family, Kind, Service, ServiceKey, ServiceKind, ServicePort, SourceRanges, TrafficPolicy, Update,
-    service::cluster_ips_by_family,
+    Family, Kind, PerFamily, Service, ServiceKey, ServiceKind, ServicePort, SourceRanges, TrafficPolicy,
+    Update, WrittenRanges, service::cluster_ips_by_family,
 };
 
 use super::{
@@ -92,7 +92,7 @@ fn is_not_ours(metadata: &Metadata, spec: &ServiceSpec) -> bool {
         || matches!(spec.cluster_ip.as_deref().unwrap_or_default(), "" | "None")
 }
 
-fn cluster_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> model::PerFamily<Option<IpAddr>> {
+fn cluster_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> PerFamily<Option<IpAddr>> {
     let mut families = Vec::with_capacity(spec.ip_families.len());
     let mut addresses = Vec::with_capacity(spec.ip_families.len());
     for (at, family) in spec.ip_families.iter().enumerate() {
@@ -232,14 +232,30 @@ fn source_ranges(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> SourceRan
     if spec.load_balancer_source_ranges.is_empty() {
         return SourceRanges::Any;
     }
-    let mut ranges = Vec::with_capacity(spec.load_balancer_source_ranges.len());
+    let mut nets = Vec::with_capacity(spec.load_balancer_source_ranges.len());
+    let mut unread = PerFamily::default();
     for (at, text) in spec.load_balancer_source_ranges.iter().enumerate() {
         match parse_cidr(text.trim()) {
-            Some(range) => ranges.push(range),
-            None => subject.problem(format!("spec.loadBalancerSourceRanges[{at}]"), Reason::BadCidr, text),
+            Some(range) => nets.push(range),
+            None => {
+                subject.problem(format!("spec.loadBalancerSourceRanges[{at}]"), Reason::BadCidr, text);
+                let seems = families_of_unread(text.trim());
+                unread = PerFamily::from_fn(|family| unread[family] || seems[family]);
+            }
         }
     }
-    SourceRanges::Only(ranges.into())
+    SourceRanges::Only(Box::new(WrittenRanges { nets: nets.into(), unread }))
+}
+
+/// The family that a range which is none was to be of, or both.
+fn families_of_unread(text: &str) -> PerFamily<bool> {
+    let address = text.split('/').next().and_then(parse_ip).map(Family::of);
+    let seems = address.or_else(|| match (text.contains(':'), text.contains('.')) {
+        (true, _) => Some(Family::V6),
+        (false, true) => Some(Family::V4),
+        (false, false) => None,
+    });
+    PerFamily::from_fn(|family| seems.is_none_or(|seems| seems == family))
 }
 
 fn policy(subject: &mut Subject<'_, '_>, field: &'static str, text: Option<&str>) -> TrafficPolicy {

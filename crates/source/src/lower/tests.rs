@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use model::{
-    Conditions, EndpointSlice, Family, Node, Protocol, Service, ServiceKind, SourceRanges, TrafficPolicy,
+    Conditions, EndpointSlice, Family, Node, PerFamily, Protocol, Service, ServiceKind, SourceRanges,
+    TrafficPolicy, WrittenRanges,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -118,7 +119,7 @@ fn a_service_with_everything() {
     assert_eq!(*service.external_ips, [ip("192.0.2.1"), ip("2001:db8::1")]);
     assert_eq!(*service.load_balancer_ips, [ip("198.51.100.1"), ip("198.51.100.2")]);
     let ranges = ["10.0.0.0/8".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
-    assert_eq!(service.source_ranges, SourceRanges::Only(Box::new(ranges)));
+    assert_eq!(service.source_ranges, SourceRanges::only(ranges));
     assert_eq!(service.internal_policy, TrafficPolicy::Local);
     assert_eq!(service.external_policy, TrafficPolicy::Local);
     assert_eq!(service.affinity_secs, Some(60));
@@ -223,7 +224,9 @@ fn a_bad_part_hurts_only_itself() {
     assert_eq!(ports, [("good", 65535, None), ("twice", 2, None), ("twice", 3, None)]);
     assert_eq!(service.kind, ServiceKind::ClusterIp);
     assert_eq!(*service.external_ips, [ip("192.0.2.1")]);
-    assert_eq!(service.source_ranges, SourceRanges::Only(Box::new(["10.0.0.0/8".parse().unwrap()])));
+    let nets = ["10.0.0.0/8".parse().unwrap()].into();
+    let unread = PerFamily { v4: true, v6: false };
+    assert_eq!(service.source_ranges, SourceRanges::Only(Box::new(WrittenRanges { nets, unread })));
     assert_eq!(service.affinity_secs, None);
     assert_eq!(
         problems,
@@ -247,11 +250,22 @@ fn a_bad_part_hurts_only_itself() {
 }
 
 #[test]
-fn ranges_of_which_none_can_be_read_let_nobody_in() {
-    let (service, problems) =
-        service(json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ["", "10.0.0.0/40"]}));
-    assert_eq!(service.source_ranges, SourceRanges::Only(Box::new([])));
-    assert_eq!(problems.len(), 2);
+fn a_range_that_cannot_be_read_is_of_the_family_it_looks_like() {
+    for (text, v4, v6) in [
+        ("10.0.0.0/40", true, false),
+        ("10.0.0.300/8", true, false),
+        ("fd00::/129", false, true),
+        ("fd00::10.0.0.300/64", false, true),
+        ("::ffff:10.0.0.0/64", true, false),
+        ("everyone", true, true),
+        ("", true, true),
+    ] {
+        let (service, problems) =
+            service(json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": [text]}));
+        let expected = WrittenRanges { nets: Box::default(), unread: PerFamily { v4, v6 } };
+        assert_eq!(service.source_ranges, SourceRanges::Only(Box::new(expected)), "{text}");
+        assert_eq!(problems, [problem("spec.loadBalancerSourceRanges[0]", Reason::BadCidr)]);
+    }
 }
 
 #[test]

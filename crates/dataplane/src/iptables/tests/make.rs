@@ -113,7 +113,7 @@ impl Sketch {
             external_ips: address(self.external_ip, "192.0.2"),
             load_balancer_ips,
             source_ranges: match self.ranges {
-                true => SourceRanges::Only(ranges.collect()),
+                true => SourceRanges::only(ranges.collect::<Vec<_>>()),
                 false => SourceRanges::Any,
             },
             internal_policy: self.internal,
