@@ -2,7 +2,7 @@
 
 //! A service's frontends, and what becomes of packets to each.
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU32, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -270,16 +270,17 @@ fn health(service: &Service, world: &World, families: PerFamily<bool>) -> Option
         && (families.v4 || families.v6);
     let port = service.health_check_node_port.filter(|port| is_asked && *port != 0)?;
     let slices = world.slices(&service.key);
+    let weigh = |slice: &Slice, record| slice.weight(record, &service.weights, world.places());
     let local_endpoints = PerFamily::from_fn(|family| {
         let of_family = slices.iter().filter(|slice| families[family] && slice.family == family);
-        let local_ready = of_family
-            .filter(|slice| !slice.ports.is_empty())
-            .flat_map(|slice| slice.records(None).map(move |(record, _)| (slice, record)))
-            .filter(|(_, record)| record.is_local() && record.is_ready())
-            .filter(|(slice, record)| slice.weight(*record, &service.weights, world.places()) != 0);
-        let mut addresses: Vec<IpAddr> = local_ready.map(|(_, record)| record.address).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
+        // Every port that slices have, be it none of the service's, as kube-proxy counts.
+        let ports: BTreeSet<(&str, Protocol)> =
+            of_family.flat_map(|slice| &slice.ports).map(|port| (&*port.name, port.protocol)).collect();
+        let candidates = ports
+            .into_iter()
+            .flat_map(|(name, protocol)| merge(slices, (family, name, protocol), None, weigh));
+        let local_ready = candidates.filter(|candidate| candidate.ready && candidate.backend.local);
+        let addresses: BTreeSet<IpAddr> = local_ready.map(|candidate| candidate.backend.address).collect();
         u32::try_from(addresses.len()).unwrap_or(u32::MAX)
     });
     Some(HealthCheck { port, local_endpoints, families })

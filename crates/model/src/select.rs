@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) backend: Backend,
-    ready: bool,
+    pub(crate) ready: bool,
     /// Going away, but still able to serve: the last resort.
     draining: bool,
     terminating: bool,

@@ -3,11 +3,12 @@
 //! The health-check node port.
 
 use model::{
-    Endpoint, EndpointSlice, Family, HealthCheck, PerFamily, Service, ServiceKind, TrafficPolicy, Update,
+    Conditions, Endpoint, EndpointSlice, Family, HealthCheck, PerFamily, Protocol, Service, ServiceKind,
+    TrafficPolicy, Update,
 };
 
 use crate::{
-    build::{balanced, draining, ready, settings, slice, unready, web},
+    build::{balanced, draining, ready, settings, slice, slice_port, unready, web},
     stage::Stage,
 };
 
@@ -59,6 +60,27 @@ fn it_counts_distinct_local_ready_addresses_of_each_family() {
 fn a_slice_without_ports_has_no_endpoints() {
     let slice = EndpointSlice { ports: Box::default(), ..slice("a", V4, &[ready(V4, 0, 1)]) };
     assert_eq!(health(checked(), &[slice]).map(|health| health.local_endpoints.v4), Some(0));
+}
+
+/// A load balancer that is told of an endpoint which selection refuses sends clients to a node that drops them.
+#[test]
+fn it_counts_what_selection_would_choose() {
+    let leaving = Conditions { ready: true, serving: true, terminating: true };
+    let leaving = Endpoint { conditions: leaving, ..ready(V4, 0, 1) };
+    let slices = [slice("a", V4, &[leaving]), slice("b", V4, &[unready(V4, 0, 1)])];
+    assert_eq!(health(checked(), &slices).map(|health| health.local_endpoints.v4), Some(0));
+    let ours_no_more = Endpoint { node: Some("there".into()), ..ready(V4, 0, 1) };
+    let slices = [slice("a", V4, &[slices[0].endpoints[0].clone()]), slice("b", V4, &[ours_no_more])];
+    assert_eq!(health(checked(), &slices).map(|health| health.local_endpoints.v4), Some(0));
+
+    // An address counts once, whichever port it is ready on.
+    let other = [slice_port("other", Protocol::Tcp, 9090)].into();
+    let slices = [
+        slice("a", V4, &[unready(V4, 0, 1)]),
+        EndpointSlice { ports: other, ..slice("b", V4, &[ready(V4, 0, 1), ready(V4, 0, 2)]) },
+        slice("c", V4, &[ready(V4, 0, 2)]),
+    ];
+    assert_eq!(health(checked(), &slices).map(|health| health.local_endpoints.v4), Some(2));
 }
 
 #[test]
