@@ -108,20 +108,25 @@ impl<T: Transport> Nftables<T> {
         self.nft.commits().wrapping_add(self.forgetter.commits())
     }
 
-    fn read(&mut self) -> Result<Box<PerFamily<Holdings>>, Error> {
+    /// What the tables hold, and where that could not be read.
+    fn read(&mut self) -> (Box<PerFamily<Holdings>>, PerFamily<Option<Error>>) {
         let _quiet = self.forgetter.quiet();
         self.origin = self.nft.generation().ok().map(|generation| generation.wrapping_sub(self.commits()));
         let mut known = Box::<PerFamily<Holdings>>::default();
+        let mut failed = PerFamily::default();
         for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
-            known[family] = kernel::read(&mut self.nft, family)?;
+            match kernel::read(&mut self.nft, family) {
+                Ok(holdings) => known[family] = holdings,
+                Err(error) => failed[family] = Some(error),
+            }
         }
-        Ok(known)
+        (known, failed)
     }
 }
 
 impl<T: Transport> Dataplane for Nftables<T> {
     fn apply(&mut self, plan: &Plan, scope: Scope<'_>) -> Result<Applied, Error> {
-        // Whoever leaves by `?` leaves nothing known behind.
+        // Whoever leaves by `?` leaves nothing known behind: the next turn is complete in both families.
         let known = self.known.take();
         let changes = match scope {
             Scope::Only(changes) if known.is_some() => Some(changes),
@@ -131,9 +136,9 @@ impl<T: Transport> Dataplane for Nftables<T> {
         if changes.is_none_or(|changes| changes.node_wide) {
             self.loopback = loopback::prepare(plan, self.config.families, &mut warnings);
         }
-        let known = match known.filter(|_| changes.is_some()) {
-            Some(known) => known,
-            None => self.read()?,
+        let (known, failed) = match known.filter(|_| changes.is_some()) {
+            Some(known) => (known, PerFamily::default()),
+            None => self.read(),
         };
         if changes.is_none() {
             self.counted = meter::worthwhile(plan, &known, self.config.counted_endpoints);
@@ -145,15 +150,19 @@ impl<T: Transport> Dataplane for Nftables<T> {
             mark: 1 << (self.config.masquerade_bit % 32),
         };
         let mut turn = Turn::new(&mut self.nft, plan, known, settings);
+        turn.failed = failed;
         match changes {
-            Some(changes) => turn.changes(changes)?,
-            None => turn.everything()?,
+            Some(changes) => turn.changes(changes),
+            None => turn.everything(),
         }
-        let Turn { known, mut applied, departed, .. } = turn;
-        for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
+        let Turn { known, mut applied, failed, departed, .. } = turn;
+        // Of a family that failed it is not known what is in force.
+        let is_known = |family: &Family| self.config.families[*family] && failed[*family].is_none();
+        for family in Family::BOTH.into_iter().filter(is_known) {
             self.forgetter.follow(family, &known[family], &departed, changes.is_none());
         }
         let (forgotten, failure) = self.forgetter.settle(&mut self.nft);
+        Error::collect([failed.v4, failed.v6].into_iter().flatten().collect())?;
         self.known = Some(known);
         applied.forgotten = forgotten;
         warnings.extend(failure.map(|failure| {

@@ -8,73 +8,65 @@ use model::{Changes, Family, Frontend};
 use netlink::Transport;
 
 use super::{layout::Container, render, turn::Turn};
-use crate::Error;
 
 /// So many idle chains of frontends whose endpoints took turns are left for a full turn to remove.
 const IDLE_TURNS: usize = 64;
 
 impl<T: Transport> Turn<'_, T> {
     /// Makes the tables match the whole Plan: rules first, then frontends by their rank, removals last.
-    pub(super) fn everything(&mut self) -> Result<(), Error> {
+    pub(super) fn everything(&mut self) {
         for family in self.families() {
             self.surround(family);
             if self.known[family].replace {
                 // What serves now must not go before what comes is there.
-                self.limit = usize::MAX;
+                self.limit[family] = usize::MAX;
             }
-            self.node_port_addresses(family)?;
+            self.node_port_addresses(family);
         }
         let plan = self.plan;
         let families = self.settings.families;
         let is_ours = |ip: &IpAddr| families[Family::of(*ip)];
         for address in plan.local_backends().filter(is_ours) {
-            self.address(Container::Hairpin, address, true)?;
+            self.address(Container::Hairpin, address, true);
         }
-        self.frontends()?;
+        self.frontends();
         // A cluster IP that is known before its services would be answered with a refusal meanwhile.
         for address in plan.cluster_ips().filter(is_ours) {
-            self.address(Container::ClusterIps, address, true)?;
+            self.address(Container::ClusterIps, address, true);
         }
         for family in self.families() {
-            self.leftovers(family)?;
+            self.leftovers(family);
         }
-        self.flush()?;
-        self.tidy()?;
-        Ok(())
+        self.flush();
+        self.tidy();
     }
 
     /// Makes the tables match what changed in the Plan.
-    pub(super) fn changes(&mut self, changes: &Changes) -> Result<(), Error> {
+    pub(super) fn changes(&mut self, changes: &Changes) {
         let families = self.settings.families;
         if changes.node_wide {
             for family in self.families() {
                 self.surround(family);
-                self.node_port_addresses(family)?;
+                self.node_port_addresses(family);
             }
         }
         for address in changes.local_backends.iter().filter(|ip| families[Family::of(**ip)]) {
-            self.address(Container::Hairpin, *address, self.plan.is_local_backend(address))?;
+            self.address(Container::Hairpin, *address, self.plan.is_local_backend(address));
         }
         for frontend in changes.frontends.iter().filter(|frontend| families[frontend.family()]) {
-            self.frontend(*frontend)?;
+            self.frontend(*frontend);
         }
         for address in changes.cluster_ips.iter().filter(|ip| families[Family::of(**ip)]) {
-            self.address(Container::ClusterIps, *address, self.plan.has_cluster_ip(address))?;
+            self.address(Container::ClusterIps, *address, self.plan.has_cluster_ip(address));
         }
-        self.flush()?;
+        self.flush();
         if self.families().any(|family| self.known[family].idle_turns > IDLE_TURNS) {
-            self.tidy()?;
+            self.tidy();
         }
-        Ok(())
-    }
-
-    fn families(&self) -> impl Iterator<Item = Family> + use<T> {
-        let families = self.settings.families;
-        Family::BOTH.into_iter().filter(move |family| families[*family])
     }
 
     /// The most important frontends are in force before the rest is even looked at.
-    fn frontends(&mut self) -> Result<(), Error> {
+    fn frontends(&mut self) {
         let families = self.settings.families;
         let all = self.plan.frontends().filter(|(frontend, _)| families[frontend.family()]);
         let mut order: Vec<(u8, Frontend)> =
@@ -82,30 +74,26 @@ impl<T: Transport> Turn<'_, T> {
         order.sort_unstable();
         for same_rank in order.chunk_by(|a, b| a.0 == b.0) {
             for (_, frontend) in same_rank {
-                self.frontend(*frontend)?;
+                self.frontend(*frontend);
             }
-            if self.limit < usize::MAX {
-                self.flush()?;
-            }
+            self.flush_early();
         }
-        Ok(())
     }
 
-    fn node_port_addresses(&mut self, family: Family) -> Result<(), Error> {
+    fn node_port_addresses(&mut self, family: Family) {
         let wanted = render::node_port_addresses(self.plan, family, self.settings.loopback[family]);
         let known = self.known[family].node_port_addresses.iter().copied();
         let gone: Vec<IpAddr> = known.filter(|address| !wanted.contains(address)).collect();
         for address in wanted {
-            self.address(Container::NodePortAddresses, address, true)?;
+            self.address(Container::NodePortAddresses, address, true);
         }
         for address in gone {
-            self.address(Container::NodePortAddresses, address, false)?;
+            self.address(Container::NodePortAddresses, address, false);
         }
-        Ok(())
     }
 
     /// What the table holds and the Plan does not know.
-    fn leftovers(&mut self, family: Family) -> Result<(), Error> {
+    fn leftovers(&mut self, family: Family) {
         let plan = self.plan;
         let known = &self.known[family];
         let frontends = known.frontends.keys().copied();
@@ -116,16 +104,15 @@ impl<T: Transport> Turn<'_, T> {
         let hairpin: Vec<IpAddr> = hairpin.filter(|ip| !plan.is_local_backend(ip)).collect();
         gone.sort_unstable();
         for frontend in &gone {
-            self.frontend(*frontend)?;
+            self.frontend(*frontend);
         }
         self.applied.vanished.append(&mut gone);
         for address in cluster_ips {
-            self.address(Container::ClusterIps, address, false)?;
+            self.address(Container::ClusterIps, address, false);
         }
         for address in hairpin {
-            self.address(Container::Hairpin, address, false)?;
+            self.address(Container::Hairpin, address, false);
         }
         self.strays(family);
-        Ok(())
     }
 }

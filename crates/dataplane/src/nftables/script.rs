@@ -23,6 +23,7 @@ use crate::{Error, names};
 
 /// See the module.
 pub(super) struct Script {
+    family: Family,
     pub(super) batch: Batch,
     pub(super) added: u64,
     pub(super) removed: u64,
@@ -33,7 +34,6 @@ pub(super) struct Script {
 
 struct Operation {
     act: &'static str,
-    family: Family,
     object: Object,
 }
 
@@ -56,119 +56,119 @@ pub(super) enum Subject {
 }
 
 impl Script {
-    pub(super) fn new() -> Script {
-        Script { batch: Batch::new(), added: 0, removed: 0, chains: 0, operations: Vec::new() }
+    /// A batch for our table of a family.
+    pub(super) fn new(family: Family) -> Script {
+        Script { family, batch: Batch::new(), added: 0, removed: 0, chains: 0, operations: Vec::new() }
     }
 
     /// Creates what is new of sets and chains, and writes rules.
-    pub(super) fn begin_frame(&mut self, family: Family, holdings: &Holdings, delta: &FrameDelta<'_>) {
+    pub(super) fn begin_frame(&mut self, holdings: &Holdings, delta: &FrameDelta<'_>) {
         if holdings.replace {
-            let tag = self.tag("delete", family, Object::Table);
-            self.batch.delete_table(tag, table(family), Delete::Existing);
+            let tag = self.tag("delete", Object::Table);
+            self.batch.delete_table(tag, table(self.family), Delete::Existing);
         }
         if !holdings.exists {
             let comment = Some(names::TABLE_COMMENT.to_owned());
-            let new = nft::Table { comment, ..nft::Table::new(wire(family), names::TABLE) };
-            let tag = self.tag("create", family, Object::Table);
+            let new = nft::Table { comment, ..nft::Table::new(wire(self.family), names::TABLE) };
+            let tag = self.tag("create", Object::Table);
             self.batch.add_table(tag, &new, Create::IfMissing);
         }
         for set in &delta.added_sets {
-            let tag = self.frame_tag("create set", family, &set.name);
-            self.batch.add_set(tag, table(family), set, Create::IfMissing);
+            let tag = self.frame_tag("create set", &set.name);
+            self.batch.add_set(tag, table(self.family), set, Create::IfMissing);
         }
         for chain in &delta.added_chains {
-            let tag = self.frame_tag("create chain", family, &chain.name);
+            let tag = self.frame_tag("create chain", &chain.name);
             let new = nft::Chain { base: chain.base, ..nft::Chain::regular(&chain.name) };
-            self.batch.add_chain(tag, table(family), &new, Create::IfMissing);
+            self.batch.add_chain(tag, table(self.family), &new, Create::IfMissing);
         }
         for written in &delta.written {
             self.chains += 1;
             if written.flush {
-                let tag = self.frame_tag("empty chain", family, &written.chain.name);
-                self.batch.flush_chain(tag, table(family), &written.chain.name);
+                let tag = self.frame_tag("empty chain", &written.chain.name);
+                self.batch.flush_chain(tag, table(self.family), &written.chain.name);
             }
-            self.rules(family, written.chain);
+            self.rules(written.chain);
         }
     }
 
-    fn rules(&mut self, family: Family, chain: &Chain) {
+    fn rules(&mut self, chain: &Chain) {
         for rule in &chain.rules {
-            let tag = self.frame_tag("write a rule of chain", family, &chain.name);
-            let exprs = lower::rule(family, rule);
+            let tag = self.frame_tag("write a rule of chain", &chain.name);
+            let exprs = lower::rule(self.family, rule);
             let rule = nft::Rule { chain: chain.name.clone(), exprs, comment: None };
-            self.batch.add_rule(tag, table(family), &rule);
+            self.batch.add_rule(tag, table(self.family), &rule);
         }
     }
 
     /// Removes what is gone of sets and chains.
-    pub(super) fn end_frame(&mut self, family: Family, delta: &FrameDelta<'_>) {
-        self.remove_objects(family, &delta.removed_chains, &delta.removed_sets);
+    pub(super) fn end_frame(&mut self, delta: &FrameDelta<'_>) {
+        self.remove_objects(&delta.removed_chains, &delta.removed_sets);
     }
 
     /// Removes all of these chains and sets.
-    pub(super) fn remove_frame(&mut self, family: Family, frame: &Frame) {
+    pub(super) fn remove_frame(&mut self, frame: &Frame) {
         let chains: Vec<&str> = frame.chains.iter().map(|chain| chain.name.as_str()).collect();
         let sets: Vec<&str> = frame.sets.iter().map(|set| set.name.as_str()).collect();
-        self.remove_objects(family, &chains, &sets);
+        self.remove_objects(&chains, &sets);
     }
 
     /// First all rules, since one chain may jump to another.
-    fn remove_objects(&mut self, family: Family, chains: &[&str], sets: &[&str]) {
+    fn remove_objects(&mut self, chains: &[&str], sets: &[&str]) {
         for chain in chains {
-            let tag = self.frame_tag("empty chain", family, chain);
-            self.batch.flush_chain(tag, table(family), chain);
+            let tag = self.frame_tag("empty chain", chain);
+            self.batch.flush_chain(tag, table(self.family), chain);
         }
         for chain in chains {
             self.chains += 1;
-            let tag = self.frame_tag("delete chain", family, chain);
-            self.batch.delete_chain(tag, table(family), chain, Delete::Existing);
+            let tag = self.frame_tag("delete chain", chain);
+            self.batch.delete_chain(tag, table(self.family), chain, Delete::Existing);
         }
         for set in sets {
-            let tag = self.frame_tag("delete set", family, set);
-            self.batch.delete_set(tag, table(family), set, Delete::Existing);
+            let tag = self.frame_tag("delete set", set);
+            self.batch.delete_set(tag, table(self.family), set, Delete::Existing);
         }
     }
 
     /// Removes elements. One operation for each run of elements of one set.
-    pub(super) fn remove(&mut self, family: Family, subject: Subject, elements: &[Placed]) {
+    pub(super) fn remove(&mut self, subject: Subject, elements: &[Placed]) {
         self.removed += elements.len() as u64;
         for run in elements.chunk_by(|a, b| a.container == b.container) {
             let set = run[0].container.name();
-            let tag = self.tag("remove from", family, Object::Elements(run[0].container, subject));
-            let mut writer = self.batch.delete_elements(tag, table(family), &set, Delete::Existing);
+            let tag = self.tag("remove from", Object::Elements(run[0].container, subject));
+            let mut writer = self.batch.delete_elements(tag, table(self.family), &set, Delete::Existing);
             run.iter().for_each(|placed| writer.push(&key_only(placed)));
         }
     }
 
     /// Adds elements. An element that is there already is no error, if it is the same.
-    pub(super) fn add(&mut self, family: Family, subject: Subject, elements: &[Placed]) {
+    pub(super) fn add(&mut self, subject: Subject, elements: &[Placed]) {
         self.added += elements.len() as u64;
         for run in elements.chunk_by(|a, b| a.container == b.container) {
             let set = run[0].container.name();
-            let tag = self.tag("add to", family, Object::Elements(run[0].container, subject));
-            let mut writer = self.batch.add_elements(tag, table(family), &set, Create::IfMissing);
+            let tag = self.tag("add to", Object::Elements(run[0].container, subject));
+            let mut writer = self.batch.add_elements(tag, table(self.family), &set, Create::IfMissing);
             run.iter().for_each(|placed| push(&mut writer, placed));
         }
     }
 
     pub(super) fn address(&mut self, change: &AddressChange) {
         let placed = [render::plain(change.container, change.address)];
-        let family = Family::of(change.address);
         let subject = Subject::Address(change.address);
         if change.added {
-            self.add(family, subject, &placed);
+            self.add(subject, &placed);
         } else {
-            self.remove(family, subject, &placed);
+            self.remove(subject, &placed);
         }
     }
 
     /// Which operation an error is about, in words.
     pub(super) fn explain(&self, error: netlink::Error, chunk: &Chunk, plan: &Plan) -> Error {
+        let table = format!("table {} {}", keyword(self.family), names::TABLE);
         let operation = error.tag().and_then(|tag| self.operations.get(tag as usize));
         let Some(operation) = operation else {
-            return Error::kernel("commit to", format!("table {}", names::TABLE), error);
+            return Error::kernel("commit to", table, error);
         };
-        let table = format!("table {} {}", keyword(operation.family), names::TABLE);
         let object = match &operation.object {
             Object::Table => table,
             Object::Named(name) => format!("{name} in {table}"),
@@ -179,12 +179,12 @@ impl Script {
         Error::kernel(operation.act, object, error)
     }
 
-    fn frame_tag(&mut self, act: &'static str, family: Family, name: &str) -> u32 {
-        self.tag(act, family, Object::Named(name.to_owned()))
+    fn frame_tag(&mut self, act: &'static str, name: &str) -> u32 {
+        self.tag(act, Object::Named(name.to_owned()))
     }
 
-    fn tag(&mut self, act: &'static str, family: Family, object: Object) -> u32 {
-        self.operations.push(Operation { act, family, object });
+    fn tag(&mut self, act: &'static str, object: Object) -> u32 {
+        self.operations.push(Operation { act, object });
         (self.operations.len() - 1) as u32
     }
 }

@@ -4,6 +4,8 @@
 //!
 //! A batch is collected as a [`Chunk`] and committed when it is large enough. Only what the kernel has
 //! acknowledged enters the [`Holdings`]; after an error they are thrown away with the turn.
+//!
+//! Each family has batches of its own: what the kernel refuses in one does not keep the other from being served.
 
 use std::net::IpAddr;
 
@@ -32,8 +34,10 @@ pub(super) struct Turn<'a, T> {
     pub(super) departed: Departed,
     pub(super) settings: Settings,
     /// Elements in one batch, about. `usize::MAX` where everything must take force at once.
-    pub(super) limit: usize,
-    chunk: Chunk,
+    pub(super) limit: PerFamily<usize>,
+    /// Why a family is not worked on any more.
+    pub(super) failed: PerFamily<Option<Error>>,
+    chunks: PerFamily<Chunk>,
 }
 
 /// What a turn needs to know beyond the Plan.
@@ -48,13 +52,13 @@ pub(super) struct Settings {
     pub(super) counted: PerFamily<bool>,
 }
 
-/// What goes into the next batch.
+/// What goes into the next batch of a family.
 #[derive(Default)]
 pub(super) struct Chunk {
-    around: PerFamily<Option<Surroundings>>,
+    around: Option<Surroundings>,
     pub(super) units: Vec<Unit>,
-    pub(super) addresses: Vec<AddressChange>,
-    pub(super) strays: PerFamily<Vec<Placed>>,
+    addresses: Vec<AddressChange>,
+    strays: Vec<Placed>,
     weight: usize,
 }
 
@@ -88,8 +92,9 @@ impl<'a, T: Transport> Turn<'a, T> {
             settings,
             applied: Applied::default(),
             departed: Departed::default(),
-            limit: BATCH_ELEMENTS,
-            chunk: Chunk::default(),
+            limit: PerFamily { v4: BATCH_ELEMENTS, v6: BATCH_ELEMENTS },
+            failed: PerFamily::default(),
+            chunks: PerFamily::default(),
         }
     }
 
@@ -103,115 +108,143 @@ impl<'a, T: Transport> Turn<'a, T> {
         if known.exists && known.around.is_none() && conflicts() {
             *known = Holdings { replace: true, ..Holdings::default() };
         }
-        self.chunk.around[family] = Some(around);
+        self.chunks[family].around = Some(around);
+    }
+
+    /// The families to work on: those that nothing has failed in.
+    pub(super) fn families(&self) -> impl Iterator<Item = Family> + use<T> {
+        let works = PerFamily::from_fn(|family| self.works_on(family));
+        Family::BOTH.into_iter().filter(move |family| works[*family])
+    }
+
+    fn works_on(&self, family: Family) -> bool {
+        self.settings.families[family] && self.failed[family].is_none()
     }
 
     /// Makes a frontend what the Plan says.
-    pub(super) fn frontend(&mut self, frontend: Frontend) -> Result<(), Error> {
-        let holdings = &self.known[frontend.family()];
+    pub(super) fn frontend(&mut self, frontend: Frontend) {
+        let family = frontend.family();
+        if !self.works_on(family) {
+            return;
+        }
+        let holdings = &self.known[family];
         let held = holdings.frontends.get(&frontend);
         let previous = held.and_then(Held::entry);
         let decision = self.plan.decision(&frontend);
         let entry = decision.map(|decision| render::entry(&frontend, decision, previous));
         let delta = holdings.delta(&frontend, entry.as_ref().unwrap_or(&Entry::default()));
         if delta.is_empty() {
-            return Ok(());
+            return;
         }
-        self.chunk.weight += delta.len();
-        self.chunk.units.push(Unit { frontend, entry, delta });
-        self.flush_if_large()
+        self.chunks[family].weight += delta.len();
+        self.chunks[family].units.push(Unit { frontend, entry, delta });
+        self.flush_if_large(family);
     }
 
     /// Makes an address a member of a set of addresses, or makes it none.
-    pub(super) fn address(
-        &mut self,
-        container: Container,
-        address: IpAddr,
-        wanted: bool,
-    ) -> Result<(), Error> {
-        let known = self.known[Family::of(address)].addresses(container);
-        if known.is_none_or(|known| known.contains(&address) == wanted) {
-            return Ok(());
+    pub(super) fn address(&mut self, container: Container, address: IpAddr, wanted: bool) {
+        let family = Family::of(address);
+        if !self.works_on(family) {
+            return;
         }
-        self.chunk.weight += 1;
-        self.chunk.addresses.push(AddressChange { container, address, added: wanted });
-        self.flush_if_large()
+        let known = self.known[family].addresses(container);
+        if known.is_none_or(|known| known.contains(&address) == wanted) {
+            return;
+        }
+        self.chunks[family].weight += 1;
+        self.chunks[family].addresses.push(AddressChange { container, address, added: wanted });
+        self.flush_if_large(family);
     }
 
     /// Removes elements that no Plan could have put there.
     pub(super) fn strays(&mut self, family: Family) {
-        self.chunk.strays[family] = std::mem::take(&mut self.known[family].strays);
+        self.chunks[family].strays = std::mem::take(&mut self.known[family].strays);
     }
 
-    fn flush_if_large(&mut self) -> Result<(), Error> {
-        if self.chunk.weight >= self.limit { self.flush() } else { Ok(()) }
+    fn flush_if_large(&mut self, family: Family) {
+        if self.chunks[family].weight >= self.limit[family] {
+            self.flush_family(family);
+        }
     }
 
     /// Commits what has been collected, if it is anything.
-    pub(super) fn flush(&mut self) -> Result<(), Error> {
-        let mut chunk = std::mem::take(&mut self.chunk);
-        let framed = PerFamily::from_fn(|family| self.framed(family, &mut chunk));
-        let mut script = Script::new();
-        for family in Family::BOTH {
-            if let Some(framed) = &framed[family] {
-                let delta = diff::frame(&self.known[family].frame, &framed.frame);
-                script.begin_frame(family, &self.known[family], &delta);
+    pub(super) fn flush(&mut self) {
+        self.families().for_each(|family| self.flush_family(family));
+    }
+
+    /// The same, but for families where everything must take force at once.
+    pub(super) fn flush_early(&mut self) {
+        for family in self.families() {
+            if self.limit[family] < usize::MAX {
+                self.flush_family(family);
             }
         }
+    }
+
+    fn flush_family(&mut self, family: Family) {
+        let chunk = std::mem::take(&mut self.chunks[family]);
+        if let Err(error) = self.post(family, chunk) {
+            self.failed[family] = Some(error);
+        }
+    }
+
+    fn post(&mut self, family: Family, chunk: Chunk) -> Result<(), Error> {
+        let framed = self.framed(family, &chunk);
+        let script = self.script(family, &chunk, framed.as_ref());
+        let retired = self.retire(family, &chunk);
+        self.commit(&script, &chunk)?;
+        self.applied.retired.extend(retired);
+        self.acknowledge(family, chunk, framed);
+        Ok(())
+    }
+
+    fn script(&self, family: Family, chunk: &Chunk, framed: Option<&Framed>) -> Script {
+        let mut script = Script::new(family);
+        let delta = framed.map(|framed| diff::frame(&self.known[family].frame, &framed.frame));
+        if let Some(delta) = &delta {
+            script.begin_frame(&self.known[family], delta);
+        }
         for (index, unit) in chunk.units.iter().enumerate() {
-            let family = unit.frontend.family();
-            script.remove(family, Subject::Unit(index), &unit.delta.removed);
-            script.add(family, Subject::Unit(index), &unit.delta.added);
+            script.remove(Subject::Unit(index), &unit.delta.removed);
+            script.add(Subject::Unit(index), &unit.delta.added);
         }
         for change in &chunk.addresses {
             script.address(change);
         }
-        for family in Family::BOTH {
-            script.remove(family, Subject::Strays, &chunk.strays[family]);
-            if let Some(framed) = &framed[family] {
-                let delta = diff::frame(&self.known[family].frame, &framed.frame);
-                script.end_frame(family, &delta);
-            }
+        script.remove(Subject::Strays, &chunk.strays);
+        if let Some(delta) = &delta {
+            script.end_frame(delta);
         }
-        let retired = self.retire(&chunk);
-        self.commit(&script, &chunk)?;
-        self.applied.retired.extend(retired);
-        self.acknowledge(chunk, framed);
-        Ok(())
+        script
     }
 
     /// What the elements that are about to go have counted. Metrics are not worth a failed commit: where the kernel
     /// does not tell, nothing is carried over.
-    fn retire(&mut self, chunk: &Chunk) -> Vec<Reading> {
-        let mut retired = Vec::new();
-        for family in Family::BOTH.into_iter().filter(|family| self.settings.counted[*family]) {
-            if !self.known[family].exists {
-                continue;
-            }
-            let units = chunk.units.iter().filter(|unit| unit.frontend.family() == family);
-            let removed: Vec<&Placed> = units.flat_map(|unit| &unit.delta.removed).collect();
-            retired.extend(meter::find(self.nft, family, &removed));
+    fn retire(&mut self, family: Family, chunk: &Chunk) -> Vec<Reading> {
+        if !self.settings.counted[family] || !self.known[family].exists {
+            return Vec::new();
         }
-        retired
+        let removed: Vec<&Placed> = chunk.units.iter().flat_map(|unit| &unit.delta.removed).collect();
+        meter::find(self.nft, family, &removed)
     }
 
     /// The rules a table needs after the chunk, if they are not those it has.
-    fn framed(&self, family: Family, chunk: &mut Chunk) -> Option<Framed> {
+    fn framed(&self, family: Family, chunk: &Chunk) -> Option<Framed> {
         let holdings = &self.known[family];
         let mut in_use = None;
-        for unit in chunk.units.iter().filter(|unit| unit.frontend.family() == family) {
+        for unit in &chunk.units {
             let at = &unit.frontend;
             if let Some(entry) = unit.entry.as_ref().filter(|entry| !holdings.installed.covers(at, entry)) {
                 in_use.get_or_insert_with(|| holdings.installed.clone()).add(at, entry);
             }
         }
-        let around = chunk.around[family].take().or_else(|| holdings.around.clone())?;
-        if in_use.is_none() && holdings.around.as_ref() == Some(&around) {
+        let around = chunk.around.as_ref().or(holdings.around.as_ref())?;
+        if in_use.is_none() && holdings.around.as_ref() == Some(around) {
             return None;
         }
         let in_use = in_use.unwrap_or_else(|| holdings.installed.clone());
-        let frame = frame::frame(&around, &in_use);
-        Some(Framed { around, in_use, frame })
+        let frame = frame::frame(around, &in_use);
+        Some(Framed { around: around.clone(), in_use, frame })
     }
 
     fn commit(&mut self, script: &Script, chunk: &Chunk) -> Result<(), Error> {
@@ -227,14 +260,12 @@ impl<'a, T: Transport> Turn<'a, T> {
     }
 
     /// The kernel has taken the chunk: from now on it is known.
-    fn acknowledge(&mut self, chunk: Chunk, framed: PerFamily<Option<Framed>>) {
-        for (family, framed) in [(Family::V4, framed.v4), (Family::V6, framed.v6)] {
-            if let Some(Framed { around, in_use, frame }) = framed {
-                self.known[family].set_frame(around, in_use, frame);
-            }
+    fn acknowledge(&mut self, family: Family, chunk: Chunk, framed: Option<Framed>) {
+        let holdings = &mut self.known[family];
+        if let Some(Framed { around, in_use, frame }) = framed {
+            holdings.set_frame(around, in_use, frame);
         }
         for unit in chunk.units {
-            let holdings = &mut self.known[unit.frontend.family()];
             let old = holdings.frontends.get(&unit.frontend);
             self.departed.note(&unit.frontend, old, unit.entry.as_ref());
             let idle = idle_turns(&unit.frontend, old.and_then(Held::entry), unit.entry.as_ref());
@@ -242,7 +273,7 @@ impl<'a, T: Transport> Turn<'a, T> {
             holdings.set(unit.frontend, unit.entry);
         }
         for AddressChange { container, address, added } in chunk.addresses {
-            if let Some(known) = self.known[Family::of(address)].addresses(container) {
+            if let Some(known) = holdings.addresses(container) {
                 if added {
                     known.insert(address)
                 } else {
@@ -256,27 +287,31 @@ impl<'a, T: Transport> Turn<'a, T> {
     ///
     /// Kernels before 6.2 hold on to a chain for a moment after the last element that pointed to it is gone. Then
     /// nothing is removed, and the next full turn tries again: an idle chain does no harm.
-    pub(super) fn tidy(&mut self) -> Result<(), Error> {
-        Family::BOTH.into_iter().for_each(|family| self.known[family].idle_turns = 0);
-        let mut script = Script::new();
-        let mut framed = PerFamily { v4: None, v6: None };
-        for family in Family::BOTH {
-            let holdings = &self.known[family];
-            let Some(around) = holdings.around.clone() else { continue };
-            let in_use = holdings.in_use();
-            let frame = frame::frame(&around, &in_use);
-            let delta = diff::frame(&holdings.frame, &frame);
-            script.begin_frame(family, holdings, &delta);
-            script.end_frame(family, &delta);
-            script.remove_frame(family, &holdings.foreign);
-            framed[family] = Some(Framed { around, in_use, frame });
+    pub(super) fn tidy(&mut self) {
+        for family in self.families() {
+            if let Err(error) = self.tidy_family(family) {
+                self.failed[family] = Some(error);
+            }
         }
+    }
+
+    fn tidy_family(&mut self, family: Family) -> Result<(), Error> {
+        self.known[family].idle_turns = 0;
+        let holdings = &self.known[family];
+        let Some(around) = holdings.around.clone() else { return Ok(()) };
+        let in_use = holdings.in_use();
+        let frame = frame::frame(&around, &in_use);
+        let delta = diff::frame(&holdings.frame, &frame);
+        let mut script = Script::new(family);
+        script.begin_frame(holdings, &delta);
+        script.end_frame(&delta);
+        script.remove_frame(&holdings.foreign);
         match self.commit(&script, &Chunk::default()) {
             Err(Error::Kernel { source, .. }) if source.errno() == Some(netlink::Errno::BUSY) => Ok(()),
             Err(error) => Err(error),
             Ok(()) => {
-                self.acknowledge(Chunk::default(), framed);
-                Family::BOTH.into_iter().for_each(|family| self.known[family].foreign = Default::default());
+                self.acknowledge(family, Chunk::default(), Some(Framed { around, in_use, frame }));
+                self.known[family].foreign = Default::default();
                 Ok(())
             }
         }

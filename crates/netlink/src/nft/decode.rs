@@ -54,7 +54,11 @@ pub(crate) fn table(family: Family, attrs: &[u8]) -> Result<Listed<Table>, Error
     each_attr(attrs, |attr| {
         match attr.kind {
             TABLE_NAME => table.name = attr.str()?.to_owned(),
-            TABLE_FLAGS => table.dormant = attr.be32()? & TABLE_F_DORMANT != 0,
+            TABLE_FLAGS => {
+                let flags = attr.be32()?;
+                table.dormant = flags & TABLE_F_DORMANT != 0;
+                table.owned = flags & TABLE_F_OWNER != 0;
+            }
             TABLE_HANDLE => handle = attr.be64()?,
             TABLE_USERDATA => table.comment = comment(attr.payload, userdata::COMMENT),
             _ => {}

@@ -52,6 +52,7 @@ pub(crate) const TABLE_FLAGS: u16 = 2;
 pub(crate) const TABLE_HANDLE: u16 = 4;
 pub(crate) const TABLE_USERDATA: u16 = 6;
 pub(crate) const TABLE_F_DORMANT: u32 = 1;
+pub(crate) const TABLE_F_OWNER: u32 = 2;
 
 pub(crate) const CHAIN_TABLE: u16 = 1;
 pub(crate) const CHAIN_HANDLE: u16 = 2;
@@ -152,7 +153,8 @@ pub(crate) fn genmsg(w: &mut Writer, family: u8) {
 
 pub(crate) fn table(w: &mut Writer, table: &Table) {
     w.str(TABLE_NAME, &table.name);
-    w.be32(TABLE_FLAGS, if table.dormant { TABLE_F_DORMANT } else { 0 });
+    let flags = [(table.dormant, TABLE_F_DORMANT), (table.owned, TABLE_F_OWNER)];
+    w.be32(TABLE_FLAGS, flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum());
     if let Some(comment) = &table.comment {
         userdata::comment(w, TABLE_USERDATA, userdata::COMMENT, comment);
     }

@@ -25,6 +25,8 @@ pub struct Table {
     pub name: String,
     /// Its chains are not hooked in, as after `nft add table ip x '{ flags dormant; }'`.
     pub dormant: bool,
+    /// Nobody but the socket that made it may write to it, and it goes with that socket.
+    pub owned: bool,
     /// A remark, shown by `nft list`.
     pub comment: Option<String>,
 }
@@ -32,7 +34,7 @@ pub struct Table {
 impl Table {
     /// A plain table.
     pub fn new(family: Family, name: impl Into<String>) -> Table {
-        Table { family, name: name.into(), dormant: false, comment: None }
+        Table { family, name: name.into(), dormant: false, owned: false, comment: None }
     }
 }
 

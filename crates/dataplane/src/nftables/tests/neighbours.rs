@@ -2,16 +2,27 @@
 
 //! What others do, or have done, does not keep us from serving.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
-use model::{Family, Masquerade, Protocol};
-use netlink::nft::{self, Nft};
+use model::{Changes, Family, Masquerade, Protocol};
+use netlink::{
+    Errno, Socket,
+    fake::{Fault, Faulty},
+    nft::{self, Nft},
+};
 
 use super::{
-    kernel::{in_namespace, load, open},
-    make::{at, forward, ip, pool, same, sampler},
+    kernel::{assert_kernel_matches, in_namespace, load, open},
+    make::{at, forward, ip, pool, same, sampler, wishes},
 };
-use crate::{Dataplane, Scope};
+use crate::{
+    Config, Dataplane, Error, Scope,
+    names::TABLE,
+    nftables::{Nftables, kernel, layout::wire, text},
+};
 
 /// The sampler, and so many services with ten endpoints each.
 fn many(services: u16) -> model::Plan {
@@ -56,4 +67,50 @@ fn a_neighbour_that_commits_all_the_time_does_not_keep_us_from_reading() {
         }
     };
     in_namespace("a_neighbour_that_commits_all_the_time_does_not_keep_us_from_reading", work);
+}
+
+/// Somebody holds our table of one family, so that the kernel lets nobody else write there.
+#[test]
+fn a_family_that_is_refused_does_not_keep_the_other_from_being_served() {
+    for held in Family::BOTH {
+        in_namespace("a_family_that_is_refused_does_not_keep_the_other_from_being_served", || {
+            let mut other = Nft::open().unwrap();
+            let mut batch = nft::Batch::new();
+            let owned = nft::Table { owned: true, ..nft::Table::new(wire(held), TABLE) };
+            batch.add_table(0, &owned, nft::Create::Exclusive);
+            other.commit(&batch).unwrap();
+            let free = if held == Family::V4 { Family::V6 } else { Family::V4 };
+            let (before, after) = (sampler(), wishes());
+            let mut nftables = open();
+            // From nothing, a change, and to mend.
+            for draft in [&before, &after, &before] {
+                let plan = draft.plan();
+                let words = nftables.apply(&plan, Scope::Only(&Changes::default())).unwrap_err().to_string();
+                assert!(words.contains(&format!("table {} portolan", text::keyword(held))), "{words}");
+                assert!(!words.contains(&format!("table {} portolan", text::keyword(free))), "{words}");
+                let served = kernel::read(&mut Nft::open().unwrap(), free).unwrap();
+                let wanted = draft.frontends.keys().filter(|frontend| frontend.family() == free);
+                assert_eq!(
+                    served.frontends.keys().copied().collect::<BTreeSet<_>>(),
+                    wanted.copied().collect::<BTreeSet<_>>()
+                );
+            }
+            // Its table goes with whoever held it.
+            drop(other);
+            load(&mut nftables, &before.plan());
+            assert_kernel_matches(&before.plan());
+        });
+    }
+}
+
+#[test]
+fn what_fails_in_both_families_is_told_of_both() {
+    in_namespace("what_fails_in_both_families_is_told_of_both", || {
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let refusing =
+            Faulty::new(socket, |request| request.is_batch.then_some(Fault::Before(Errno::NOBUFS)));
+        let mut nftables = Nftables::over(Nft::over(refusing), &Config::default());
+        let error = nftables.apply(&sampler().plan(), Scope::All).unwrap_err();
+        assert!(matches!(&error, Error::Several(errors) if errors.len() == 2), "{error:?}");
+    });
 }

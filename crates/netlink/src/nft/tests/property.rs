@@ -289,8 +289,9 @@ proptest! {
     }
 
     #[test]
-    fn tables_come_back(family in family(), name in name(), dormant: bool, comment in comment()) {
-        let table = Table { family, name, dormant, comment };
+    fn tables_come_back(family in family(), name in name(), flags: [bool; 2], comment in comment()) {
+        let [dormant, owned] = flags;
+        let table = Table { family, name, dormant, owned, comment };
         let mut batch = Batch::new();
         batch.add_table(1, &table, Create::Exclusive);
         prop_assert_eq!(decode::table(family, &attrs(&batch)).expect("a table").object, table);
