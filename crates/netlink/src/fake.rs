@@ -110,6 +110,8 @@ type Schedule = Box<dyn FnMut(Request) -> Option<Fault> + Send>;
 pub struct Faulty<T> {
     inner: T,
     schedule: Schedule,
+    /// What no batch may contain, and what is said of it then.
+    refused: Option<(Vec<u8>, Errno)>,
     enabled: bool,
     requests: usize,
     faults: usize,
@@ -125,7 +127,7 @@ impl<T: Transport> Faulty<T> {
     /// Asks `schedule` about each request.
     pub fn new(inner: T, schedule: impl FnMut(Request) -> Option<Fault> + Send + 'static) -> Faulty<T> {
         let schedule = Box::new(schedule);
-        Faulty { inner, schedule, enabled: true, requests: 0, faults: 0, pending: None }
+        Faulty { inner, schedule, refused: None, enabled: true, requests: 0, faults: 0, pending: None }
     }
 
     /// Lets the first requests go as `script` says, and all later ones well.
@@ -150,6 +152,24 @@ impl<T: Transport> Faulty<T> {
                 _ => Fault::After(Errno::TIMEDOUT),
             })
         })
+    }
+
+    /// Refuses every batch of which a message contains these bytes: the first such message.
+    pub fn refusing(inner: T, bytes: &[u8], errno: Errno) -> Faulty<T> {
+        let refused = Some((bytes.to_vec(), errno));
+        Faulty { refused, ..Faulty::new(inner, |_| None) }
+    }
+
+    /// The kernel's word on a batch that contains what none may.
+    fn refusal(&self, datagram: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let Some((bytes, errno)) = self.refused.as_ref().filter(|_| self.enabled) else { return Ok(None) };
+        let mut messages = Reader::new(datagram);
+        while let Some(message) = Message::next(&mut messages)? {
+            if message.body.windows(bytes.len()).any(|window| window == bytes) {
+                return Ok(Some(error_message(&message, -errno.raw_os_error())));
+            }
+        }
+        Ok(None)
     }
 
     /// Switches the faults off, or on again.
@@ -198,6 +218,11 @@ impl<T: Transport> Transport for Faulty<T> {
         let request = Request { index: self.requests, is_batch };
         self.requests += 1;
         self.pending = None;
+        if let Some(refusal) = self.refusal(datagram)?.filter(|_| is_batch) {
+            self.faults += 1;
+            self.pending = Some(Pending::Answer(refusal));
+            return Ok(());
+        }
         let Some(fault) = (if self.enabled { (self.schedule)(request) } else { None }) else {
             return self.inner.send(datagram);
         };

@@ -155,14 +155,24 @@ impl<T: Transport> Dataplane for Nftables<T> {
             Some(changes) => turn.changes(changes),
             None => turn.everything(),
         }
-        let Turn { known, mut applied, failed, departed, .. } = turn;
-        // Of a family that failed it is not known what is in force.
-        let is_known = |family: &Family| self.config.families[*family] && failed[*family].is_none();
-        for family in Family::BOTH.into_iter().filter(is_known) {
-            self.forgetter.follow(family, &known[family], &departed, changes.is_none());
+        let Turn { known, mut applied, failed, refused, departed, .. } = turn;
+        for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
+            // Of a family that failed it is not known what is in force.
+            if failed[family].is_none() {
+                self.forgetter.follow(family, &known[family], &departed, changes.is_none());
+            }
         }
         let (forgotten, failure) = self.forgetter.settle(&mut self.nft);
-        Error::collect([failed.v4, failed.v6].into_iter().flatten().collect())?;
+        let mut errors: Vec<Error> = [failed.v4, failed.v6].into_iter().flatten().collect();
+        let refused = refused.v4.into_iter().chain(refused.v6);
+        if changes.is_some() || !errors.is_empty() {
+            // It may be that the tables are not as we believe: all is compared, and what is refused then is bad itself.
+            errors.extend(refused);
+        } else {
+            let left_out = |error| format!("left out until the next complete write: {error}");
+            warnings.extend(refused.map(left_out));
+        }
+        Error::collect(errors)?;
         self.known = Some(known);
         applied.forgotten = forgotten;
         warnings.extend(failure.map(|failure| {

@@ -6,7 +6,10 @@
 use std::net::IpAddr;
 
 use model::{Family, Plan};
-use netlink::nft::{self, Batch, Create, Delete, Element, ElementValue, ElementWriter, TableRef};
+use netlink::{
+    Errno,
+    nft::{self, Batch, Create, Delete, Element, ElementValue, ElementWriter, TableRef},
+};
 
 use super::{
     diff::FrameDelta,
@@ -159,6 +162,16 @@ impl Script {
             self.add(subject, &placed);
         } else {
             self.remove(subject, &placed);
+        }
+    }
+
+    /// On whose behalf the elements are that the kernel does not take; `None` where it is not about one object.
+    pub(super) fn culprit(&self, error: &netlink::Error) -> Option<Subject> {
+        let passes = matches!(error.errno(), Some(Errno::NOMEM | Errno::NOBUFS | Errno::BUSY | Errno::AGAIN));
+        let is_of_node = passes || error.is_permission();
+        match self.operations.get(error.tag()? as usize)?.object {
+            Object::Elements(_, subject) if !is_of_node => Some(subject),
+            _ => None,
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Turn<'a, T> {
     pub(super) limit: PerFamily<usize>,
     /// Why a family is not worked on any more.
     pub(super) failed: PerFamily<Option<Error>>,
+    /// What was left out of a batch since the kernel does not take it.
+    pub(super) refused: PerFamily<Vec<Error>>,
     chunks: PerFamily<Chunk>,
 }
 
@@ -60,6 +62,16 @@ pub(super) struct Chunk {
     addresses: Vec<AddressChange>,
     strays: Vec<Placed>,
     weight: usize,
+}
+
+impl Chunk {
+    fn leave_out(&mut self, subject: Subject) {
+        match subject {
+            Subject::Unit(index) => drop(self.units.remove(index)),
+            Subject::Address(address) => self.addresses.retain(|change| change.address != address),
+            Subject::Strays => self.strays.clear(),
+        }
+    }
 }
 
 /// A frontend that changes. Its elements stay together in one batch.
@@ -94,6 +106,7 @@ impl<'a, T: Transport> Turn<'a, T> {
             departed: Departed::default(),
             limit: PerFamily { v4: BATCH_ELEMENTS, v6: BATCH_ELEMENTS },
             failed: PerFamily::default(),
+            refused: PerFamily::default(),
             chunks: PerFamily::default(),
         }
     }
@@ -188,14 +201,25 @@ impl<'a, T: Transport> Turn<'a, T> {
         }
     }
 
-    fn post(&mut self, family: Family, chunk: Chunk) -> Result<(), Error> {
-        let framed = self.framed(family, &chunk);
-        let script = self.script(family, &chunk, framed.as_ref());
-        let retired = self.retire(family, &chunk);
-        self.commit(&script, &chunk)?;
-        self.applied.retired.extend(retired);
-        self.acknowledge(family, chunk, framed);
-        Ok(())
+    /// Commits a chunk, if need be without what the kernel refuses: a bad object hurts only itself.
+    fn post(&mut self, family: Family, mut chunk: Chunk) -> Result<(), Error> {
+        loop {
+            let framed = self.framed(family, &chunk);
+            let script = self.script(family, &chunk, framed.as_ref());
+            let retired = self.retire(family, &chunk);
+            let Err(error) = self.commit(&script) else {
+                self.applied.retired.extend(retired);
+                self.acknowledge(family, chunk, framed);
+                return Ok(());
+            };
+            let culprit = script.culprit(&error);
+            let error = script.explain(error, &chunk, self.plan);
+            match culprit {
+                Some(subject) if self.refused[family].len() < REFUSALS => chunk.leave_out(subject),
+                _ => return Err(error),
+            }
+            self.refused[family].push(error);
+        }
     }
 
     fn script(&self, family: Family, chunk: &Chunk, framed: Option<&Framed>) -> Script {
@@ -247,11 +271,11 @@ impl<'a, T: Transport> Turn<'a, T> {
         Some(Framed { around: around.clone(), in_use, frame })
     }
 
-    fn commit(&mut self, script: &Script, chunk: &Chunk) -> Result<(), Error> {
+    fn commit(&mut self, script: &Script) -> Result<(), netlink::Error> {
         if script.batch.is_empty() {
             return Ok(());
         }
-        self.nft.commit(&script.batch).map_err(|error| script.explain(error, chunk, self.plan))?;
+        self.nft.commit(&script.batch)?;
         self.applied.batches += 1;
         self.applied.added += script.added;
         self.applied.removed += script.removed;
@@ -306,9 +330,9 @@ impl<'a, T: Transport> Turn<'a, T> {
         script.begin_frame(holdings, &delta);
         script.end_frame(&delta);
         script.remove_frame(&holdings.foreign);
-        match self.commit(&script, &Chunk::default()) {
-            Err(Error::Kernel { source, .. }) if source.errno() == Some(netlink::Errno::BUSY) => Ok(()),
-            Err(error) => Err(error),
+        match self.commit(&script) {
+            Err(error) if error.errno() == Some(netlink::Errno::BUSY) => Ok(()),
+            Err(error) => Err(script.explain(error, &Chunk::default(), self.plan)),
             Ok(()) => {
                 self.acknowledge(family, Chunk::default(), Some(Framed { around, in_use, frame }));
                 self.known[family].foreign = Default::default();
@@ -336,5 +360,8 @@ struct Framed {
     frame: super::program::Frame,
 }
 
+/// So many objects may be left out of the batches of a family in one turn. Each costs a batch once more; when there are
+/// more, something else is wrong than the objects.
+const REFUSALS: usize = 16;
 /// About 20 ms of the kernel's time. Packets go on meanwhile, but other programs' commits wait.
 const BATCH_ELEMENTS: usize = 4_000;
