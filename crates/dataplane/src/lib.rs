@@ -172,6 +172,17 @@ pub struct Audited {
     pub more: bool,
     /// What had counted that went meanwhile.
     pub retired: Vec<Reading>,
+    /// How full the kernel's memory of clients is, where it has a limit and the kernel tells; once in a round.
+    pub affinity: Vec<Affinity>,
+}
+
+/// Clients that are remembered by session affinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Affinity {
+    pub family: Family,
+    pub clients: u32,
+    /// Beyond, further clients are balanced without being remembered.
+    pub limit: u32,
 }
 
 /// How much of a Plan to look at. A hint: [`Scope::All`] is always right.

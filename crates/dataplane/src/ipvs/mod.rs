@@ -397,7 +397,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
         let drift = drift.or_else(|| self.settled.drift());
         self.told |= drift.is_some();
         // Nobody else tells, so it is looked again soon; the round has its own pauses.
-        Ok(Audited { drift, more: true, retired: std::mem::take(&mut self.retired) })
+        Ok(Audited { drift, more: true, retired: std::mem::take(&mut self.retired), ..Audited::default() })
     }
 
     /// What a change comes to. The cost grows with the change.

@@ -8,7 +8,7 @@
 //! one that finds none is the last.
 
 use hashbrown::{HashMap, HashSet};
-use model::{Address, Family, Frontend};
+use model::{Address, Family, Frontend, PerFamily};
 use netlink::{
     Errno, Transport,
     nft::{Batch, Delete, Element, ElementValue, Nft},
@@ -22,6 +22,7 @@ use super::{
     script::table,
     slots,
 };
+use crate::Error;
 
 /// What happened to frontends with affinity since the turn began.
 #[derive(Debug, Default)]
@@ -157,6 +158,22 @@ pub(super) fn stale<T: Transport>(
     keys.sort_unstable();
     keys.dedup();
     Ok((keys, whole))
+}
+
+/// How many clients are remembered. Older kernels do not tell.
+pub(super) fn sizes<T: Transport>(
+    nft: &mut Nft<T>,
+    families: PerFamily<bool>,
+) -> Result<Vec<crate::Affinity>, Error> {
+    let mut all = Vec::new();
+    for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
+        let sizes = nft.set_sizes(table(family)).map_err(|error| Error::kernel("list", "the sets", error))?;
+        let is_ours = |(name, _): &(String, _)| *name == Container::Affinity.name();
+        let clients = sizes.into_iter().find(is_ours).and_then(|(_, size)| size);
+        let told = |clients| crate::Affinity { family, clients, limit: layout::AFFINITY_SIZE };
+        all.extend(clients.map(told));
+    }
+    Ok(all)
 }
 
 /// Deletes clients, of which any may have been forgotten by the kernel meanwhile.

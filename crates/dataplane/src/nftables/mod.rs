@@ -222,11 +222,15 @@ impl<T: Transport> Dataplane for Nftables<T> {
 
     fn audit(&mut self) -> Result<Audited, Error> {
         let Some(known) = &self.known else { return Ok(Audited::default()) };
+        let affinity = match self.audit.is_under_way() {
+            true => Vec::new(),
+            false => affinity::sizes(&mut self.nft, self.config.families)?,
+        };
         let found = self.audit.step(&mut self.nft, known, self.config.families);
         if !matches!(found, Ok(None)) {
             self.audit.restart();
         }
-        Ok(Audited { drift: found?, more: self.audit.is_under_way(), ..Audited::default() })
+        Ok(Audited { drift: found?, more: self.audit.is_under_way(), affinity, ..Audited::default() })
     }
 
     fn meter(&self) -> Result<Option<Box<dyn crate::Meter>>, Error> {

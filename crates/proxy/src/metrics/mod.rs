@@ -87,6 +87,10 @@ metrics! {
         "[ALPHA] Service changes received." [] Counter::default;
     features: Gauge = "kubernetes_feature_enabled"
         "[BETA] Whether a feature gate is on." ["name", "stage"] Gauge::default;
+    affinity_clients: Gauge = "portolan_affinity_clients"
+        "Clients that session affinity remembers in the kernel, nftables mode." ["ip_family"] Gauge::default;
+    affinity_limit: Gauge = "portolan_affinity_limit"
+        "Clients that can be remembered; further ones are not, nftables mode." ["ip_family"] Gauge::default;
     build: Gauge = "portolan_build_info"
         "The version that runs; always 1." ["version"] Gauge::default;
     conflicts: Counter = "portolan_conflicts_total"

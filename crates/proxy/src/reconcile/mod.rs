@@ -9,6 +9,7 @@
 //! An error, or a panic, is told, shows in the health, and is tried again with everything; it never ends the
 //! loop, and it never removes what is in the kernel.
 
+mod fullness;
 mod rounds;
 mod sight;
 mod tell;
@@ -27,7 +28,7 @@ use dataplane::{Audited, Dataplane, Drift, Mode, Scope, TableRules};
 use model::{Changes, Dirty, FlowRule, Plan, Settings, Update, World};
 use tokio::sync::{Notify, mpsc::Receiver, watch};
 
-use self::{rounds::Rounds, sight::Sight, wait::Sleeper};
+use self::{fullness::Fullness, rounds::Rounds, sight::Sight, wait::Sleeper};
 use crate::{
     claim::Seat,
     clock,
@@ -101,6 +102,7 @@ pub struct Reconciler {
     /// Somebody else changed something, and it is not mended yet.
     drifted: bool,
     rounds: Rounds,
+    fullness: Fullness,
     pacer: Pacer,
     /// The next write has to be complete: the first one, and after an error.
     complete: bool,
@@ -158,6 +160,7 @@ impl Reconciler {
             drift: None,
             drifted: false,
             rounds: Rounds::new(Instant::now()),
+            fullness: Fullness::default(),
             pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
@@ -256,6 +259,7 @@ impl Reconciler {
         let audited = catch_unwind(AssertUnwindSafe(|| dataplane.audit()));
         if let Ok(Ok(audited)) = &audited {
             self.ports.connections.retire(&audited.retired);
+            self.fullness.tell(&audited.affinity, &self.ports.metrics);
         }
         match audited {
             Ok(Ok(Audited { drift: Some(what), .. })) => {

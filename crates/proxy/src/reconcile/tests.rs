@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Mutex};
 
-use dataplane::{Applied, Error};
+use dataplane::{Affinity, Applied, Error};
 use model::{
     Conditions, DetectLocal, Endpoint, EndpointSlice, Family, Kind, Node, NodePortAddress, PerFamily,
     Protocol, Service, ServiceKey, ServiceKind, ServicePort, SliceKey, SlicePort, SourceRanges,
@@ -20,6 +20,7 @@ struct Script {
     answers: Vec<Answer>,
     /// What the next audit finds.
     audit: Option<&'static str>,
+    affinity: Vec<Affinity>,
     audits: usize,
     /// How long the next write waits for others.
     waited: Duration,
@@ -53,7 +54,8 @@ impl Dataplane for Fake {
     fn audit(&mut self) -> Result<Audited, Error> {
         let mut script = self.0.lock().expect("the fake does not panic with it");
         script.audits += 1;
-        Ok(Audited { drift: script.audit.take().map(str::to_owned), more: true, ..Audited::default() })
+        let drift = script.audit.take().map(str::to_owned);
+        Ok(Audited { drift, more: true, affinity: script.affinity.clone(), ..Audited::default() })
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {
@@ -503,4 +505,22 @@ fn what_the_audit_finds_is_mended_at_once_and_counted() {
     for line in ["portolan_drift_total 1", "portolan_drift_mended_total 1"] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
+}
+
+#[test]
+fn what_the_audit_says_of_affinity_is_shown() {
+    let mut bench = bench(false);
+    bench.list();
+    let affinity = Affinity { family: Family::V6, clients: 5, limit: 1_000 };
+    bench.script.lock().expect("unpoisoned").affinity = vec![affinity];
+    bench.now = bench.reconciler.rounds.next(bench.now) + rounds::STEP;
+    bench.reconciler.audit(bench.now);
+    let metrics = bench.metrics.render();
+    for name in [
+        "portolan_affinity_clients{ip_family=\"IPv6\"} 5",
+        "portolan_affinity_limit{ip_family=\"IPv6\"} 1000",
+    ] {
+        assert!(metrics.contains(name), "{name} is not in {metrics}");
+    }
+    assert!(!metrics.contains("portolan_affinity_clients{ip_family=\"IPv4\"}"), "nobody told");
 }

@@ -15,9 +15,10 @@ use super::{
     make::{Draft, at, decision, forward, ip, pool, same, sampler, sticky},
 };
 use crate::{
-    Dataplane, Scope,
+    Affinity, Dataplane, Scope,
     nftables::{
         Nftables,
+        layout::AFFINITY_SIZE,
         program::{Bytes, address_len},
         script::table,
     },
@@ -114,6 +115,19 @@ fn clients_are_forgotten_while_others_commit() {
     });
 }
 
+#[test]
+fn the_audit_tells_how_many_clients_are_remembered() {
+    in_namespace("the_audit_tells_how_many_clients_are_remembered", || {
+        let (mut nftables, _, _) = with_crowd(300);
+        let told = nftables.audit().unwrap().affinity;
+        let of = |family, clients| Affinity { family, clients, limit: AFFINITY_SIZE };
+        match clients() {
+            Some(clients) => assert_eq!(told, [of(Family::V4, clients), of(Family::V6, 0)]),
+            None => assert_eq!(told, []),
+        }
+    });
+}
+
 /// So many clients, half of them with an endpoint that leaves with the change.
 fn with_crowd(clients: u32) -> (Nftables, Draft, Draft) {
     let before = sampler();
@@ -137,16 +151,20 @@ fn with_crowd(clients: u32) -> (Nftables, Draft, Draft) {
 fn await_crowd(clients: u32) {
     let began = Instant::now();
     loop {
-        let sizes = Nft::open().unwrap().set_sizes(table(Family::V4)).unwrap();
-        let size = sizes.iter().find(|(name, _)| name == "affinity").and_then(|(_, size)| *size);
-        match size {
-            // Older kernels do not tell.
-            None => return,
-            Some(size) if size == clients => return,
-            size => assert!(began.elapsed() < Duration::from_secs(60), "{size:?} instead of {clients}"),
+        match self::clients() {
+            Some(left) if left != clients => {
+                assert!(began.elapsed() < Duration::from_secs(60), "{left} instead of {clients}");
+            }
+            _ => return,
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// How many are remembered. Older kernels do not tell.
+fn clients() -> Option<u32> {
+    let sizes = Nft::open().unwrap().set_sizes(table(Family::V4)).unwrap();
+    sizes.iter().find(|(name, _)| name == "affinity").and_then(|(_, size)| *size)
 }
 
 fn decision_of(family: Family) -> model::Decision {
