@@ -65,7 +65,7 @@ pub(super) struct Remembered {
     asked: u64,
     /// Up to which request all is forgotten.
     done: u64,
-    /// The last look found nothing.
+    /// The last look since the last request found nothing.
     is_clear: bool,
 }
 
@@ -88,7 +88,10 @@ impl Remembered {
             let gone = gone.iter().map(|endpoint| (endpoint.clone(), asked));
             self.departed.entry(*at).or_default().extend(gone);
         }
-        self.asked += u64::from(is_work);
+        if is_work {
+            self.asked = asked;
+            self.is_clear = false;
+        }
     }
 
     /// Something is to be forgotten.

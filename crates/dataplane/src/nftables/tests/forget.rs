@@ -18,8 +18,11 @@ use crate::{
     Affinity, Dataplane, Scope,
     nftables::{
         Nftables,
+        affinity::{Departed, Remembered},
+        holdings::{Held, Holdings},
         layout::AFFINITY_SIZE,
         program::{Bytes, address_len},
+        render,
         script::table,
     },
 };
@@ -126,6 +129,48 @@ fn the_audit_tells_how_many_clients_are_remembered() {
             None => assert_eq!(told, []),
         }
     });
+}
+
+/// An endpoint that is in force on one side is recorded all the time, and still there is an end to the search.
+#[test]
+fn the_search_ends_while_clients_come() {
+    let family = Family::V4;
+    let frontend = at(ip(family, "10.96.0.20"), Protocol::Tcp, 80);
+    let verdict = |hosts: [u8; 2]| forward(pool(family, hosts), model::Masquerade::Never);
+    let entry = |outside| {
+        let decision = sticky(60, decision(verdict([101, 102]), verdict(outside)));
+        render::entry(&frontend, &decision, None)
+    };
+    let (old, new) = (entry([101, 102]), entry([102, 103]));
+    let mut holdings = Holdings::default();
+    let mut departed = Departed::default();
+    departed.note(&frontend, Some(&Held::Entry(old)), Some(&new));
+    holdings.set(frontend, Some(new));
+    let key = Bytes::EMPTY.address(ip(family, "198.51.100.1")).address(ip(family, "10.96.0.20"));
+    let key = key.protocol(6).port(80);
+    let value = |host: &str| Bytes::EMPTY.address(ip(family, host)).port(8080);
+
+    let mut remembered = Remembered::default();
+    remembered.follow(family, &holdings, &departed, false);
+    let is_stale =
+        |remembered: &Remembered, host| remembered.is_stale(family, &nft::Element::value(&key, &value(host)));
+    assert!(remembered.has_work() && is_stale(&remembered, "10.244.1.101"), "it left one side");
+    assert!(!is_stale(&remembered, "10.244.1.103") && is_stale(&remembered, "10.244.1.104"));
+    remembered.looked(remembered.asked(), false, false);
+    assert!(!is_stale(&remembered, "10.244.1.101"), "who is recorded from now on comes from inside");
+    remembered.looked(remembered.asked(), true, false);
+    assert!(remembered.has_work(), "some may have been passed over");
+    remembered.looked(remembered.asked(), true, false);
+    assert!(!remembered.has_work());
+
+    // What is asked for during a look takes another one.
+    let asked = remembered.asked();
+    remembered.follow(family, &holdings, &departed, false);
+    remembered.looked(asked, true, true);
+    assert!(remembered.has_work() && is_stale(&remembered, "10.244.1.101"));
+    remembered.follow(family, &holdings, &departed, false);
+    remembered.looked(remembered.asked(), true, false);
+    assert!(remembered.has_work(), "what was clear before does not count");
 }
 
 /// So many clients, half of them with an endpoint that leaves with the change.
