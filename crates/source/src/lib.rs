@@ -26,4 +26,4 @@ mod problem;
 mod split;
 
 pub use intern::Interner;
-pub use problem::{Problem, Problems, Reason};
+pub use problem::{Outcome, Problem, Problems, Reason};

@@ -28,6 +28,17 @@ pub struct Problem {
     pub value: String,
     /// The file and the line (from 1; 0 for the whole file) it came from; none for objects from the API.
     pub place: Option<(PathBuf, usize)>,
+    pub outcome: Outcome,
+}
+
+/// What follows from a problem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// What its reason says.
+    #[default]
+    Usual,
+    /// A good version of the object is served, and stays.
+    Kept,
 }
 
 impl Problem {
@@ -47,7 +58,14 @@ impl Problem {
             value.truncate(cut);
             value.push('…');
         }
-        Problem { object: object.into(), field: field.into(), reason, value, place: None }
+        Problem {
+            object: object.into(),
+            field: field.into(),
+            reason,
+            value,
+            place: None,
+            outcome: Outcome::Usual,
+        }
     }
 }
 
@@ -69,9 +87,13 @@ impl fmt::Display for Problem {
         if !self.value.is_empty() {
             write!(f, ": {:?}", self.value)?;
         }
-        match self.reason.consequence() {
+        let consequence = match self.outcome {
+            Outcome::Usual => self.reason.consequence(),
+            Outcome::Kept => "the version before stays in force",
+        };
+        match consequence {
             "" => Ok(()),
-            consequence => write!(f, "; {consequence}"),
+            _ => write!(f, "; {consequence}"),
         }
     }
 }
@@ -128,6 +150,10 @@ reasons! {
     NoClusterIp, "no_cluster_ip", "no usable cluster IP; one must be given", "Service left out";
     NoAddress, "no_address", "an endpoint without address", "endpoint left out";
     NoPorts, "no_ports", "a slice with endpoints but without ports", "it serves nothing";
+    NoServicePorts, "no_service_ports", "a Service without ports", "Service left out";
+    NoKey, "no_key", "this key is missing; to say that there are none, write an empty list", "slice left out";
+    UnknownKey, "unknown_key", "no such key, did you mean", "it is ignored";
+    MisspelledKind, "misspelled_kind", "no such kind, did you mean", "document left out";
     NoPortNumber, "no_port_number", "a slice port without number", "port left out";
     DuplicatePort, "duplicate_port",
         "two ports of one name and protocol", "the later one is used";
@@ -246,7 +272,8 @@ impl Problems {
 
     /// Without the line, which changes with every line before it.
     fn hash(&self, problem: &Problem) -> u64 {
-        self.hasher.hash_one((&problem.object, &problem.field, problem.reason, &problem.value))
+        let Problem { object, field, reason, value, outcome, .. } = problem;
+        self.hasher.hash_one((object, field, reason, value, outcome))
     }
 
     /// How often each reason occurred. Repeated reports of one problem count each time.

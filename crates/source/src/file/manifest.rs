@@ -14,8 +14,9 @@ use model::{ServiceKey, SliceKey, Update};
 use super::{
     endpoints::{self, ENDPOINTS},
     header::Header,
+    keys, place,
     plain::{self, Conversion},
-    yaml,
+    spelling, yaml,
 };
 use crate::{
     intern::Interner,
@@ -70,13 +71,22 @@ impl ObjectKey {
 #[derive(Debug)]
 pub(super) struct Found {
     pub key: ObjectKey,
-    /// None if its document is one of those that are [`Known`].
-    pub update: Option<Update>,
+    pub content: Content,
     /// Of the text it came from: equal text, equal object.
     pub hash: u64,
     pub line: usize,
-    /// Nothing was wrong with its document.
-    pub sound: bool,
+}
+
+/// What a document says of an object.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// The same as before: it is one of those that are [`Known`].
+    Same,
+    Whole(Update),
+    /// Something was left out, or is doubtful. The problems are with the first object of the document.
+    Part(Update, Vec<Problem>),
+    /// It cannot be used.
+    Nothing(Vec<Problem>),
 }
 
 /// All that a file says.
@@ -221,7 +231,7 @@ impl ManifestParser<'_, '_> {
     /// Takes the objects of a document that is as it was before, if it is.
     fn is_known(&mut self, hash: u64, line: usize) -> bool {
         let objects = self.scope.known.objects(hash).iter();
-        let found = objects.map(|(_, key)| Found { key: key.clone(), update: None, hash, line, sound: true });
+        let found = objects.map(|(_, key)| Found { key: key.clone(), content: Content::Same, hash, line });
         let before = self.manifest.found.len();
         self.manifest.found.extend(found);
         let is_known = self.manifest.found.len() > before;
@@ -232,7 +242,7 @@ impl ManifestParser<'_, '_> {
     /// An object whose text was made here, and is no list. `hash` is of the text that it was made from.
     fn converted(&mut self, line: usize, text: &[u8], hash: u64) {
         match Header::begin(text) {
-            Ok(header) if header.is_list() => {}
+            Ok(header) if header.is_list() => self.check_list(line, text, &header),
             Ok(header) => self.document(line, (text, hash), &header, None),
             Err(error) => self.bad("", Reason::BadSyntax, plain_message(&error), line + error.line() - 1),
         }
@@ -251,6 +261,17 @@ impl ManifestParser<'_, '_> {
         };
         for (line, text) in list.nameless {
             self.item(line, &text, item_kind);
+        }
+        self.check_list(line, text, &header);
+    }
+
+    /// A list of what is read here, without the key: forgotten, or misspelled.
+    fn check_list(&mut self, line: usize, text: &[u8], header: &Header) {
+        let kind = header.kind.as_deref().unwrap_or_default();
+        let is_ours =
+            kind.strip_suffix("List").is_some_and(|items| items.is_empty() || KINDS.contains(&items));
+        if is_ours && !place::find(text, "items").is_there {
+            self.bad(kind, Reason::Undecodable, "the field items is missing", line);
         }
     }
 
@@ -279,50 +300,118 @@ impl ManifestParser<'_, '_> {
                 self.lower::<object::ServiceCidr>(line, text, header);
             }
             ("", _) => self.bad("", Reason::Undecodable, "the field kind is missing", line),
-            (kind, _) => self.note(kind, header, Reason::UnknownKind, line),
+            (kind, group) => match misspelled(kind, group) {
+                Some(meant) => {
+                    let line = line + place::find(text.0, "kind").line;
+                    self.bad(describe(kind, header), Reason::MisspelledKind, meant, line);
+                }
+                None => self.note(kind, header, Reason::UnknownKind, line),
+            },
         }
     }
 
     fn lower<R: Defaults>(&mut self, line: usize, (text, hash): Hashed<'_>, header: &Header) {
-        let mut object = match serde_json::from_slice::<R>(text) {
-            Ok(object) => object,
+        let (mut object, slips) = match keys::read::<R>(text) {
+            Ok(read) => read,
             Err(error) => {
-                let name = describe(R::NAME, header);
-                return self.bad(name, Reason::Undecodable, plain_message(&error), line + error.line() - 1);
+                let (name, message) = (describe(R::NAME, header), plain_message(&error));
+                let mut problem = Problem::new(name, "", Reason::Undecodable, message);
+                problem.place = Some((self.path.to_owned(), line + error.line() - 1));
+                return self.refuse::<R>(&metadata(header), vec![problem], (hash, line));
             }
         };
         object.fill_in();
-        let mut problems = Vec::new();
-        let mut report = |mut problem: Problem| {
-            problem.place = Some((self.path.to_owned(), line));
-            problems.push(problem);
+        let nameless = Metadata::default();
+        let named = object.metadata().unwrap_or(&nameless);
+        let slip = |slip: &keys::Slip| {
+            Problem::new(lower::describe(R::NAME, named), slip.path.clone(), Reason::UnknownKey, slip.meant)
         };
-        if let Some(problem) = object.refuse() {
-            self.manifest.complete = false;
-            report(problem);
-            return problems.into_iter().for_each(&mut *self.scope.report);
+        let mut problems: Vec<Problem> = slips.iter().map(slip).collect();
+        // What was said under such a key, a namespace say, may be what another object would have been.
+        self.manifest.complete &= slips.is_empty();
+        let (lowered, extra) = self.lower_checked(&object, text, &mut problems);
+        for problem in &mut problems {
+            problem.place = Some((self.path.to_owned(), line + line_of(text, &problem.field)));
         }
-        let mut lowering =
+        let update = match lowered {
+            Lowered::Object(update) => update,
+            Lowered::Refused => return self.refuse::<R>(named, problems, (hash, line)),
+            Lowered::Ignored => {
+                problems.into_iter().for_each(&mut *self.scope.report);
+                if R::NAME == "Node" {
+                    self.note(R::NAME, header, Reason::OtherNode, line);
+                }
+                return;
+            }
+        };
+        let is_sound = problems.is_empty();
+        for update in std::iter::once(update).chain(extra.into_iter().map(Update::Slice)) {
+            let Some(key) = ObjectKey::of(&update) else { continue };
+            let content = match is_sound {
+                true => Content::Whole(update),
+                false => Content::Part(update, std::mem::take(&mut problems)),
+            };
+            self.manifest.found.push(Found { key, content, hash, line });
+        }
+    }
+
+    /// The object in the model's words, and the slices it brings, if it is one that the API server would have taken.
+    fn lower_checked<R: Defaults>(
+        &mut self,
+        object: &R,
+        text: &[u8],
+        problems: &mut Vec<Problem>,
+    ) -> (Lowered, Vec<model::EndpointSlice>) {
+        if let Some(problem) = object.refuse() {
+            problems.push(problem);
+            return (Lowered::Refused, Vec::new());
+        }
+        let mut report = |problem| problems.push(problem);
+        let mut scope =
             Scope { interner: self.scope.interner, node_name: self.scope.node_name, report: &mut report };
-        let lowered = object.lower(&mut lowering);
+        let lowered = object.lower(&mut scope);
+        if lowered == Lowered::Ignored {
+            return (lowered, Vec::new());
+        }
+        if let Some((field, reason)) = object.missing(text) {
+            let name = object.metadata().map_or_else(String::new, |named| lower::describe(R::NAME, named));
+            problems.push(Problem::new(name, field, reason, ""));
+            return (Lowered::Refused, Vec::new());
+        }
         let extra = match &lowered {
-            Lowered::Object(update) => object.more(update, &mut lowering),
+            Lowered::Object(update) => object.more(update, &mut scope),
             _ => Vec::new(),
         };
-        let sound = problems.is_empty();
-        problems.into_iter().for_each(&mut *self.scope.report);
-        match lowered {
-            Lowered::Object(update) => {
-                for update in std::iter::once(update).chain(extra.into_iter().map(Update::Slice)) {
-                    let key = ObjectKey::of(&update);
-                    let found = |key| Found { key, update: Some(update), hash, line, sound };
-                    self.manifest.found.extend(key.map(found));
-                }
+        (lowered, extra)
+    }
+
+    /// An object that cannot be used. If it can be told which, a version that could be stays.
+    fn refuse<R: Resource>(
+        &mut self,
+        metadata: &Metadata,
+        problems: Vec<Problem>,
+        (hash, line): (u64, usize),
+    ) {
+        self.manifest.complete = false;
+        match self.key::<R>(metadata) {
+            Some(key) => {
+                self.manifest.found.push(Found { key, content: Content::Nothing(problems), hash, line });
             }
-            Lowered::Ignored if R::NAME == "Node" => self.note(R::NAME, header, Reason::OtherNode, line),
-            Lowered::Ignored => {}
-            Lowered::Refused => self.manifest.complete = false,
+            None => problems.into_iter().for_each(&mut *self.scope.report),
         }
+    }
+
+    fn key<R: Resource>(&self, metadata: &Metadata) -> Option<ObjectKey> {
+        let name = Some(metadata.name()).filter(|name| !name.is_empty())?;
+        let namespace = Some(metadata.namespace()).filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE).into();
+        Some(match R::KIND {
+            model::Kind::Service => ObjectKey::Service(ServiceKey { namespace, name: name.into() }),
+            model::Kind::EndpointSlice => ObjectKey::Slice(SliceKey { namespace, name: name.into() }),
+            model::Kind::Node if name != self.scope.node_name => return None,
+            model::Kind::Node => ObjectKey::Node,
+            model::Kind::ServiceCidr => ObjectKey::ServiceCidr(name.into()),
+        })
     }
 
     fn bad(&mut self, object: impl Into<String>, reason: Reason, value: impl std::fmt::Display, line: usize) {
@@ -363,13 +452,31 @@ fn leading_lines(json: &str) -> usize {
 }
 
 fn describe(kind: &str, header: &Header) -> String {
+    lower::describe(kind, &metadata(header))
+}
+
+fn metadata(header: &Header) -> Metadata {
     let metadata = header.metadata.as_ref();
-    let metadata = Metadata {
+    Metadata {
         name: metadata.and_then(|metadata| metadata.name.clone()),
         namespace: metadata.and_then(|metadata| metadata.namespace.clone()),
         ..Metadata::default()
-    };
-    lower::describe(kind, &metadata)
+    }
+}
+
+/// The line of a field (from 0). An address that was given alone is spoken of as the first of a list.
+fn line_of(text: &[u8], field: &str) -> usize {
+    let found = place::find(text, field);
+    match field.strip_prefix("spec.clusterIPs") {
+        Some(_) if !found.is_there => place::find(text, "spec.clusterIP").line,
+        _ => found.line,
+    }
+}
+
+/// The kind that was meant, of those that are read, unless the document is of a group that has other kinds.
+fn misspelled(kind: &str, group: &str) -> Option<&'static str> {
+    let is_ours = matches!(group, "" | "discovery.k8s.io" | "networking.k8s.io") && !KINDS.contains(&kind);
+    is_ours.then(|| spelling::closest(kind, KINDS)).flatten()
 }
 
 /// `discovery.k8s.io` of `discovery.k8s.io/v1`; empty for `v1`.
@@ -394,6 +501,11 @@ trait Defaults: Resource {
         None
     }
 
+    /// A field that cannot be missing, and is. `text` is the object's.
+    fn missing(&self, _text: &[u8]) -> Option<(&'static str, Reason)> {
+        None
+    }
+
     /// Further slices the object brings.
     fn more(&self, _update: &Update, _scope: &mut Scope<'_>) -> Vec<model::EndpointSlice> {
         Vec::new()
@@ -403,7 +515,7 @@ trait Defaults: Resource {
 fn fill_in_namespace(metadata: &mut Option<Metadata>) {
     let metadata = metadata.get_or_insert_default();
     if metadata.namespace().is_empty() {
-        metadata.namespace = Some("default".to_owned());
+        metadata.namespace = Some(DEFAULT_NAMESPACE.to_owned());
     }
 }
 
@@ -432,6 +544,12 @@ impl Defaults for object::Service {
         needed.then(|| Problem::new(name(), "spec.clusterIP", Reason::NoClusterIp, ""))
     }
 
+    /// One that is served has ports. Nobody means the other kind.
+    fn missing(&self, _text: &[u8]) -> Option<(&'static str, Reason)> {
+        let spec = self.spec.as_ref()?;
+        spec.ports.is_empty().then_some(("spec.ports", Reason::NoServicePorts))
+    }
+
     fn more(&self, update: &Update, scope: &mut Scope<'_>) -> Vec<model::EndpointSlice> {
         let annotation = self.metadata.as_ref().and_then(|metadata| metadata.annotation(ENDPOINTS));
         match (update, annotation) {
@@ -452,12 +570,23 @@ impl Defaults for object::EndpointSlice {
             self.address_type = family.map(|family| family.to_string());
         }
     }
+
+    /// A list that is written and empty is meant, one that is not written is forgotten, or misspelled.
+    fn missing(&self, text: &[u8]) -> Option<(&'static str, Reason)> {
+        let lists = [("endpoints", self.endpoints.is_empty()), ("ports", self.ports.is_empty())];
+        let is_missing = |(key, is_empty): &(&str, bool)| *is_empty && !place::find(text, key).is_there;
+        lists.into_iter().find(is_missing).map(|(key, _)| (key, Reason::NoKey))
+    }
 }
 
 impl Defaults for object::Node {}
 
 impl Defaults for object::ServiceCidr {}
 
+/// What is read.
+const KINDS: &[&str] = &["Service", "EndpointSlice", "Node", "ServiceCIDR", "List"];
+/// Where objects are that do not say where.
+const DEFAULT_NAMESPACE: &str = "default";
 /// The largest object accepted in a JSON file. The API server's limit is about 3 MB.
 const MAX_OBJECT: usize = 64 << 20;
 const CHUNK: usize = 64 << 10;

@@ -12,19 +12,25 @@
 //! told. What the kernel gives no word of (a network file system, a link to elsewhere) is found by looking at the whole
 //! folder now and then.
 //!
-//! What is bad is reported with file, line and reason, and the rest is served. A file in which something cannot
-//! be used, or that has become empty, takes nothing back of what it gave before; a file that is deleted does. A
-//! file that is still open for writing is not read. A folder that is away says nothing about its files. An object
-//! given twice counts once: the file whose name sorts first has it.
+//! What is bad is reported with file, line and reason, and the rest is served. Nobody has looked at a file before us, as
+//! the API server does, so an object in which something is wrong does not take the place of a good version that is
+//! served: that one stays, as a whole. Where there is none, what is good of it is served. A key or a kind that is nearly
+//! one of those that are read counts as wrong. A file in which a document cannot be used, or that has become empty,
+//! takes nothing back of what it gave before; a file that is deleted does. A file that is still open for writing is not
+//! read. A folder that is away says nothing about its files. An object given twice counts once: the file whose name sorts
+//! first has it.
 
 pub mod endpoints;
 mod header;
+mod keys;
 mod manifest;
 mod notify;
+mod place;
 mod plain;
 mod read;
 mod scan;
 mod settle;
+mod spelling;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -373,7 +379,7 @@ impl Recipient for Intake<'_> {
         self.desk.was_read(name, stamp);
         let mut found = parsed.problems;
         let mut report = |line, mut problem: Problem| {
-            problem.place = place(line);
+            problem.place = problem.place.or_else(|| place(line));
             found.push(problem);
         };
         self.again.extend(self.store.replace(name, parsed.manifest, self.tell, &mut report));

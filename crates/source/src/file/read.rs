@@ -235,7 +235,7 @@ mod tests {
         for n in 0..MANY + AT_ONCE + 1 {
             let name = format!("{n:04}.yaml");
             let text = format!(
-                "kind: Service\nmetadata:\n  name: s{n}\n  namespace: n\nspec:\n  clusterIP: 10.0.0.1\n"
+                "kind: Service\nmetadata:\n  name: s{n}\n  namespace: n\nspec:\n  clusterIP: 10.0.0.1\n  ports: [{{port: 80}}]\n"
             );
             std::fs::write(folder.path().join(&name), text).unwrap();
             names.push(std::ffi::OsStr::new(&name).into());

@@ -46,7 +46,7 @@ const MOUNTED: &str = "m.yaml";
 fn text_of(name: &str, services: &Text) -> String {
     let service = |(name, last): &(u8, u8)| {
         format!(
-            r#"{{"kind": "Service", "metadata": {{"name": "s{name}"}}, "spec": {{"clusterIP": "10.0.0.{last}"}}}}"#
+            r#"{{"kind": "Service", "metadata": {{"name": "s{name}"}}, "spec": {{"clusterIP": "10.0.0.{last}", "ports": [{{"port": 80}}]}}}}"#
         )
     };
     let separator = if name.ends_with("json") { "\n" } else { "\n---\n" };

@@ -6,7 +6,7 @@ use hashbrown::DefaultHashBuilder;
 use model::Update;
 use proptest::prelude::*;
 
-use super::manifest::{self, Known, Manifest, ManifestScope};
+use super::manifest::{self, Content, Known, Manifest, ManifestScope};
 use crate::{Interner, Problem, Reason};
 
 fn read(path: &str, text: &[u8]) -> (Manifest, Vec<Problem>) {
@@ -18,8 +18,22 @@ fn read(path: &str, text: &[u8]) -> (Manifest, Vec<Problem>) {
         known: &Known::default(),
         report: &mut |problem| problems.push(problem),
     };
-    let manifest = manifest::read(Path::new(path), &mut { text }, &mut scope).unwrap();
+    let mut manifest = manifest::read(Path::new(path), &mut { text }, &mut scope).unwrap();
+    for found in &mut manifest.found {
+        if let Content::Part(_, more) | Content::Nothing(more) = &mut found.content {
+            problems.append(more);
+        }
+    }
+    manifest.found.retain(|found| !matches!(found.content, Content::Nothing(_)));
+    problems.sort_by_key(|problem| problem.place.as_ref().map(|place| place.1));
     (manifest, problems)
+}
+
+fn update(manifest: &Manifest, at: usize) -> Option<&Update> {
+    match &manifest.found[at].content {
+        Content::Whole(update) | Content::Part(update, _) => Some(update),
+        _ => None,
+    }
 }
 
 fn names(manifest: &Manifest) -> Vec<String> {
@@ -74,14 +88,16 @@ fn all_kinds_from_yaml() {
         ["2:Service shop/cart", "12:EndpointSlice shop/cart-1", "23:Node", "27:ServiceCIDR kubernetes"]
     );
     assert_eq!((problems, manifest.complete, manifest.documents), (vec![], true, 4));
-    let Some(Update::Slice(slice)) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Slice(slice)) = update(&manifest, 1) else { panic!() };
     assert_eq!((slice.family, slice.endpoints.len()), (model::Family::V4, 1));
 }
 
 #[test]
 fn lists_in_json_and_yaml() {
     let service = |name: &str, kind: &str| {
-        format!(r#"{{{kind}"metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"10.96.0.1"}}}}"#)
+        format!(
+            r#"{{{kind}"metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"10.96.0.1","ports":[{{"port":80}}]}}}}"#
+        )
     };
     let with_kind = r#""apiVersion":"v1","kind":"Service","#;
     let list = format!(
@@ -114,7 +130,7 @@ spec:
 ---
 kind: Service
 metadata: {name: b}
-spec: {clusterIP: 10.96.0.2}
+spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}
 ---
 kind: Service
 metadata: {name: c
@@ -140,7 +156,7 @@ metadata: {name: f}
             (6, Reason::Undecodable),
             (14, Reason::BadSyntax),
             (16, Reason::Undecodable),
-            (18, Reason::NoClusterIp),
+            (20, Reason::NoClusterIp),
             (22, Reason::UnknownKind),
             (25, Reason::BadSyntax),
         ]
@@ -154,7 +170,7 @@ metadata: {name: f}
 
 #[test]
 fn bad_json_is_named_with_its_line() {
-    let good = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+    let good = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1","ports":[{"port":80}]}}"#;
     for (text, found, problem) in [
         (format!("{good}\n\n{{\"kind\":"), 1, (3, Reason::BadSyntax)),
         (format!("{good}\nnonsense\n{good}"), 1, (2, Reason::BadSyntax)),
@@ -206,11 +222,11 @@ fn what_the_api_server_would_fill_in() {
     let text = "\
 kind: Service
 metadata: {name: dual}
-spec: {clusterIPs: ['fd00::1', 10.96.0.1]}
+spec: {clusterIPs: ['fd00::1', 10.96.0.1], ports: [{port: 80}]}
 ---
 kind: Service
 metadata: {name: single}
-spec: {clusterIP: 10.96.0.2, ipFamilies: [IPv4]}
+spec: {clusterIP: 10.96.0.2, ipFamilies: [IPv4], ports: [{port: 80}]}
 ---
 kind: EndpointSlice
 metadata: {name: six, labels: {kubernetes.io/service-name: dual}}
@@ -219,13 +235,35 @@ endpoints: [{addresses: ['fd00::9']}]
 ";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
-    let Some(Update::Service(dual)) = &manifest.found[0].update else { panic!() };
+    let Some(Update::Service(dual)) = update(&manifest, 0) else { panic!() };
     assert!(dual.cluster_ips.v4.is_some() && dual.cluster_ips.v6.is_some());
-    let Some(Update::Service(single)) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Service(single)) = update(&manifest, 1) else { panic!() };
     assert!(single.cluster_ips.v4.is_some());
-    let Some(Update::Slice(slice)) = &manifest.found[2].update else { panic!() };
+    let Some(Update::Slice(slice)) = update(&manifest, 2) else { panic!() };
     assert_eq!(slice.family, model::Family::V6);
     assert_eq!(slice.service.to_string(), "default/dual");
+}
+
+#[test]
+fn kinds_and_lists_that_are_misspelled() {
+    for (text, said) in [
+        ("kind: Servce\nmetadata: {name: a}\n", Some((1, Reason::MisspelledKind))),
+        (
+            "metadata: {name: a}\nkind: Endpointslice\napiVersion: discovery.k8s.io/v1\n",
+            Some((2, Reason::MisspelledKind)),
+        ),
+        ("kind: Lits\nitems:\n- kind: ConfigMap\n", Some((1, Reason::MisspelledKind))),
+        ("kind: List\nitmes:\n- kind: Service\n", Some((1, Reason::Undecodable))),
+        ("{\"kind\": \"ServiceList\", \"itmes\": []}", Some((1, Reason::Undecodable))),
+        ("kind: ServiceList\nitems: []\n", None),
+        ("kind: List\nitems: null\n", None),
+        ("kind: AllowList\nspec: {}\n", None),
+        ("apiVersion: example.com/v1\nkind: Services\n", None),
+    ] {
+        let (manifest, problems) = read("x.yaml", text.as_bytes());
+        let bad = places(&problems).into_iter().find(|(_, reason)| *reason != Reason::UnknownKind);
+        assert_eq!((bad, manifest.complete), (said, said.is_none()), "{text}");
+    }
 }
 
 #[test]
@@ -245,7 +283,7 @@ spec:
 ";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(names(&manifest), ["1:Service default/cart", "1:EndpointSlice default/cart@/tcp/8080/IPv4"]);
-    assert_eq!(places(&problems), [(1, Reason::BadEndpoints)]);
+    assert_eq!(places(&problems), [(5, Reason::BadEndpoints)]);
     assert!(manifest.complete, "a part that is left out does not spoil the file");
 }
 
@@ -265,15 +303,15 @@ fn a_large_service_from_a_file() {
     }
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
-    let Some(Update::Service(service)) = &manifest.found[0].update else { panic!() };
-    let Some(Update::Slice(slice)) = &manifest.found[1].update else { panic!() };
+    let Some(Update::Service(service)) = update(&manifest, 0) else { panic!() };
+    let Some(Update::Slice(slice)) = update(&manifest, 1) else { panic!() };
     assert_eq!((service.ports.len(), slice.endpoints.len()), (1000, 10_000));
 }
 
 proptest! {
     #[test]
     fn json_that_is_cut_short_is_never_complete(cut in 1_usize..1000) {
-        let service = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+        let service = r#"{"kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1","ports":[{"port":80}]}}"#;
         let whole = format!("{{\"kind\":\"List\",\"items\":[{service},{service}]}}");
         prop_assert!(read("x.json", whole.as_bytes()).0.complete);
         let part = &whole[..cut % whole.len()];
@@ -303,8 +341,11 @@ proptest! {
 #[test]
 fn a_file_that_cannot_be_read_at_the_first_look_is_looked_at_once_more() {
     let folder = tempfile::tempdir().unwrap();
-    let text =
-        |name: &str| format!("kind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: 10.0.0.1}}\n");
+    let text = |name: &str| {
+        format!(
+            "kind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}\n"
+        )
+    };
     for name in ["gone", "here", "swapped"] {
         std::fs::write(folder.path().join(format!("{name}.yaml")), text(name)).unwrap();
     }
