@@ -160,6 +160,8 @@ reasons! {
     DuplicateObject, "duplicate_object", "this object is already given elsewhere", "the earlier one is used";
     BadEndpoints, "bad_endpoints", "not written as in \"10.0.0.1:80\" or \"http=10.0.0.1:80\"", "endpoint left out";
     UnknownPort, "unknown_port", "the Service has no such port", "endpoint left out";
+    WhichPort, "which_port",
+        "the Service has several ports; say which one, as in \"http=10.0.0.1:8080\"", "endpoint left out";
     BadScheduler, "bad_scheduler",
         "not a scheduler: one of random, rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, fo, ovf, mh, twos",
         "the mode's own is used";
@@ -181,6 +183,7 @@ reasons! {
     Away, "away", "it cannot be looked into", "all stays as it is until it can";
     Kept, "kept", "not everything in this file could be used",
         "objects that are no longer in it stay served until it is mended or deleted";
+    Emptied, "emptied", "the file is empty", "what it said before stays in force; delete it to remove that";
 }
 
 /// What problems are about: what is well again may be spoken of again when it is not.

@@ -106,8 +106,8 @@ fn place(
         (Some(name), _) => service.ports.iter().filter(|port| &*port.name == name).collect(),
         (None, None) => service.ports.iter().collect(),
         // One number cannot be that of several ports.
-        (None, Some(_)) if service.ports.len() == 1 => service.ports.iter().collect(),
-        (None, Some(_)) => Vec::new(),
+        (None, Some(_)) if service.ports.len() > 1 => return Err(Reason::WhichPort),
+        (None, Some(_)) => service.ports.iter().collect(),
     };
     if ports.is_empty() {
         return Err(Reason::UnknownPort);
@@ -244,8 +244,10 @@ mod tests {
             (ONE, "[fd00::1", Reason::BadEndpoints),
             (ONE, "[fd00::1]80", Reason::BadEndpoints),
             (ONE, "http=10.0.0.1:80", Reason::UnknownPort),
-            (TWO, "10.0.0.1:80", Reason::UnknownPort),
+            (TWO, "10.0.0.1:80", Reason::WhichPort),
+            (TWO, "https=10.0.0.1:80", Reason::UnknownPort),
             (&[], "10.0.0.1", Reason::UnknownPort),
+            (&[], "10.0.0.1:80", Reason::UnknownPort),
         ] {
             assert_eq!(check(ports, entry), (vec![], vec![reason]), "{entry}");
         }

@@ -98,7 +98,9 @@ impl Store {
             let found = claims.len();
             claims.extend(missing);
             if claims.len() > found {
-                report(0, Problem::new("", "", Reason::Kept, ""));
+                let is_empty = manifest.complete && manifest.documents == 0;
+                let reason = if is_empty { Reason::Emptied } else { Reason::Kept };
+                report(0, Problem::new("", "", reason, ""));
             }
         }
         self.keep(file, claims.into());

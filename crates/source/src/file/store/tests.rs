@@ -152,7 +152,11 @@ fn a_file_that_cannot_be_used_whole_takes_nothing_back() {
     let mut bench = Bench::default();
     let (a, b) = (service("a", "10.0.0.1"), service("b", "10.0.0.2"));
     bench.write("x.yaml", &(a.clone() + &b));
-    assert_eq!(bench.write("x.yaml", ""), updates(&[]));
+    for empty in ["", "# a: 1\n", "---\n\n---\n"] {
+        bench.problems.clear();
+        assert_eq!(bench.write("x.yaml", empty), updates(&[]), "{empty}");
+        assert_eq!(bench.problems, [Reason::Emptied], "{empty}");
+    }
     for bad in ["---\nkind: [\n", "---\nkind: Service\nmetadata: {name: a}\n", "---\nspec: {}\n"] {
         bench.said.clear();
         assert_eq!(bench.write("x.yaml", &(b.clone() + bad)), updates(&[]), "{bad}");
