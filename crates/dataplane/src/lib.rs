@@ -55,6 +55,11 @@ pub trait Dataplane: Send {
     /// What the kernel holds now, as text; nothing where there is nothing of this mode.
     fn dump(&mut self) -> Result<String, Error>;
 
+    /// The same in parts, for programs; nothing in modes that have no tables of their own.
+    fn listed(&mut self) -> Result<Vec<Listed>, Error> {
+        Ok(Vec::new())
+    }
+
     /// What of the wishes of services this mode can do. What it cannot is told to people by whoever runs it.
     fn abilities(&self) -> Abilities {
         Abilities { instead: "endpoints are drawn at random", ..Abilities::default() }
@@ -99,6 +104,31 @@ pub trait Dataplane: Send {
     fn watch(&self) -> Result<Option<Box<dyn Watch>>, Error> {
         Ok(None)
     }
+}
+
+/// A table, in the words of `nft`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// `ip` or `ip6`.
+    pub family: &'static str,
+    pub table: &'static str,
+    pub sets: Vec<ListedSet>,
+    pub chains: Vec<ListedChain>,
+}
+
+/// A set or map, with each key and its value, if it has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedSet {
+    pub name: String,
+    pub elements: Vec<(String, Option<String>)>,
+}
+
+/// A chain; `base` says where packets enter it, if it is not only jumped to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedChain {
+    pub name: String,
+    pub base: Option<String>,
+    pub rules: Vec<String>,
 }
 
 /// Tells when somebody else changes what a dataplane owns. [`Scope::All`] mends it.

@@ -17,7 +17,7 @@ use model::{Address, Family, Frontend, Plan, Protocol, Verdict};
 use relay::{Listen, Relay, Settings, Transport};
 
 use crate::{
-    Abilities, Applied, Audited, Dataplane, Error, Meter, Mode, Scope, Watch,
+    Abilities, Applied, Audited, Dataplane, Error, Listed, Meter, Mode, Scope, Watch,
     leftovers::Keep,
     names,
     userspace::book::{Book, Side},
@@ -138,6 +138,10 @@ impl Dataplane for Relieved {
 
     fn dump(&mut self) -> Result<String, Error> {
         self.inner.dump()
+    }
+
+    fn listed(&mut self) -> Result<Vec<Listed>, Error> {
+        self.inner.listed()
     }
 
     fn abilities(&self) -> Abilities {

@@ -13,6 +13,7 @@ use std::{
 use daemon::{BIN, Daemon, node, privileged, until};
 use netlink::Netns;
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {portolan.dev/endpoints: \
                        \"10.244.1.1:8080\"}}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n";
@@ -185,4 +186,93 @@ fn a_slip_of_the_finger_is_told_what_was_meant() {
         let last = all.lines().last().unwrap_or_default();
         assert!(last.starts_with("Error: ") && last.ends_with(says), "{args:?}: {all}");
     }
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap_or_else(|| panic!("no list: {value}"))
+}
+
+/// People get a table, scripts get JSON, and both are told the same.
+#[test]
+fn a_plan_in_json_agrees_with_its_text() {
+    let Some(netns) = privileged(node()) else { return };
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+    let args = ["plan", examples, "--cluster-cidr=10.244.0.0/16", "--hostname-override=node-a"];
+    let (_, text, _) = portolan(&netns, &args);
+    let (code, json, says) = portolan(&netns, &[&args[..], &["-o", "json"]].concat());
+    assert_eq!((code, says.as_str()), (Some(0), ""));
+    let plan = parsed(&json);
+    let mut lines = text.lines().skip_while(|line| *line != "frontends").skip(1);
+    for frontend in list(&plan["frontends"]) {
+        let words: Vec<&str> = lines.next().expect("as many").split_whitespace().collect();
+        let name = frontend["frontend"].as_str().expect("a name");
+        assert_eq!(
+            words.join(" ").split(" default/").next(),
+            Some(format!("{name} {}", frontend["role"].as_str().expect("a role")).as_str())
+        );
+        let service = format!(
+            "{}:{}",
+            frontend["service"].as_str().expect("one"),
+            frontend["servicePort"].as_str().expect("one")
+        );
+        assert_eq!(words.last().copied(), Some(service.as_str()));
+        let verdicts =
+            if frontend["inside"] == frontend["outside"] { &["inside"][..] } else { &["inside", "outside"] };
+        for side in verdicts {
+            let verdict = &frontend[*side];
+            let backends = list(&verdict["backends"]).iter().map(|backend| {
+                let star = if backend["local"] == true { "*" } else { "" };
+                format!("{}:{}{star}", backend["address"].as_str().expect("one"), backend["port"])
+            });
+            let masquerade = verdict["masquerade"].as_str().expect("one");
+            let says = format!("forward masquerade {masquerade} {}", backends.collect::<Vec<_>>().join(" "));
+            let line =
+                lines.next().expect("as many").split_whitespace().skip(1).collect::<Vec<_>>().join(" ");
+            assert_eq!(line, says, "{name}");
+        }
+    }
+    assert_eq!(lines.next(), Some("cluster ips"));
+    for address in list(&plan["clusterIPs"]) {
+        assert_eq!(lines.next().map(str::trim), address.as_str());
+    }
+    assert_eq!(plan["node"][0]["podTraffic"]["source"], "10.244.0.0/16");
+    assert_eq!(plan["node"][0]["nodePortAddresses"][0], "192.0.2.5");
+    assert_eq!((list(&plan["problems"]).len(), list(&plan["localBackends"]).len()), (0, 1));
+}
+
+#[test]
+fn a_dump_in_json_agrees_with_its_text() {
+    let Some(netns) = privileged(node()) else { return };
+    let empty = portolan(&netns, &["dump", "-o", "json"]);
+    assert_eq!((empty.0, parsed(&empty.1)), (Some(0), json!({ "modes": [] })));
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = serving(&netns, folder.path(), &[]);
+    let (_, text, _) = portolan(&netns, &["dump"]);
+    let (code, json, says) = portolan(&netns, &["dump", "-o", "json"]);
+    assert_eq!((code, says.as_str()), (Some(0), ""));
+    let value = parsed(&json);
+    let mode = &value["modes"][0];
+    assert_eq!((&mode["mode"], &mode["text"]), (&json!("nftables"), &json!(text)));
+    let table = &mode["tables"][0];
+    assert_eq!((&table["family"], &table["table"]), (&json!("ip"), &json!("portolan")));
+    let mut seen = 0;
+    for set in list(&table["sets"]) {
+        for element in list(&set["elements"]) {
+            let key = element["key"].as_str().expect("text");
+            let line = element["value"].as_str().map_or(key.to_owned(), |value| format!("{key} : {value}"));
+            assert!(text.contains(&line), "{line} is not in {text}");
+            seen += usize::from(line.contains("10.96.0.10 . tcp . 80") && line.contains("10.244.1.1 . 8080"));
+        }
+    }
+    assert_eq!(seen, 1, "the endpoint is there once: {json}");
+    for chain in list(&table["chains"]) {
+        for line in list(&chain["rules"]).iter().chain((!chain["base"].is_null()).then_some(&chain["base"])) {
+            assert!(text.contains(line.as_str().expect("text")), "{line}");
+        }
+    }
+    drop(daemon);
 }

@@ -47,7 +47,7 @@ use self::{
     turn::{Settings, Turn},
 };
 pub(crate) use self::{layout::wire, lower::rule as lower};
-use crate::{Abilities, Applied, Audited, Config, Dataplane, Error, Scope, Unsupported, loopback};
+use crate::{Abilities, Applied, Audited, Config, Dataplane, Error, Listed, Scope, Unsupported, loopback};
 
 /// Keeps our tables.
 #[derive(Debug)]
@@ -106,6 +106,12 @@ impl<T: Transport> Nftables<T> {
     /// All that we have made.
     fn commits(&self) -> u32 {
         self.nft.commits().wrapping_add(self.forgetter.commits())
+    }
+
+    /// The tables that are there.
+    fn programs(&mut self) -> Result<Vec<program::Program>, Error> {
+        let each = Family::BOTH.map(|family| kernel::program(&mut self.nft, family).transpose());
+        each.into_iter().flatten().collect()
     }
 
     /// What the tables hold, and where that could not be read.
@@ -212,12 +218,11 @@ impl<T: Transport> Dataplane for Nftables<T> {
     }
 
     fn dump(&mut self) -> Result<String, Error> {
-        let mut text = String::new();
-        for family in Family::BOTH {
-            let program = kernel::program(&mut self.nft, family)?;
-            text.extend(program.map(|program| program.to_string()));
-        }
-        Ok(text)
+        Ok(self.programs()?.iter().map(|program| program.to_string()).collect())
+    }
+
+    fn listed(&mut self) -> Result<Vec<Listed>, Error> {
+        Ok(self.programs()?.iter().map(|program| program.listed()).collect())
     }
 
     fn audit(&mut self) -> Result<Audited, Error> {

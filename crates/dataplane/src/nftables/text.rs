@@ -15,7 +15,7 @@ use super::program::{
     Base, Bytes, Chain, ChainKind, Element, Field, Hook, Policy, Program, Rule, Set, Statement, Type, Typeof,
     Value,
 };
-use crate::names;
+use crate::{Listed, ListedChain, ListedSet, names};
 
 impl Display for Program {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -66,6 +66,29 @@ impl Program {
             writeln!(f, " }}")?;
         }
         writeln!(f, "\t}}")
+    }
+
+    /// The same in parts.
+    pub fn listed(&self) -> Listed {
+        let element = |set, (key, element)| {
+            let text = ElementText { set, key, element };
+            (text.key(), text.value())
+        };
+        let sets = self.frame.sets.iter().map(|set| {
+            let elements = self.elements.get(&set.name).into_iter().flatten();
+            ListedSet { name: set.name.clone(), elements: elements.map(|it| element(set, it)).collect() }
+        });
+        let chains = self.frame.chains.iter().map(|chain| ListedChain {
+            name: chain.name.clone(),
+            base: chain.base.as_ref().map(|base| BaseText(base).to_string()),
+            rules: chain.rules.iter().map(|rule| rule.text(self.family)).collect(),
+        });
+        Listed {
+            family: keyword(self.family),
+            table: names::TABLE,
+            sets: sets.collect(),
+            chains: chains.collect(),
+        }
     }
 
     fn chain(&self, f: &mut Formatter<'_>, chain: &Chain) -> fmt::Result {
@@ -156,44 +179,57 @@ struct ElementText<'a> {
     element: &'a Element,
 }
 
-impl Display for ElementText<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+impl ElementText<'_> {
+    fn key(&self) -> String {
         let last = self.element.key_end.as_ref().unwrap_or(self.key);
-        fields(f, &self.set.key, self.key, last)?;
-        if let Some(secs) = self.element.timeout_secs {
-            write!(f, " timeout {}", TimeText(secs))?;
+        let key = Concat(&self.set.key, self.key, last);
+        match self.element.timeout_secs {
+            Some(secs) => format!("{key} timeout {}", TimeText(secs)),
+            None => key.to_string(),
         }
-        match (&self.element.value, &self.set.value) {
-            (Value::Bytes(bytes), Some(nft::Value::Fields(of))) => {
-                f.write_str(" : ")?;
-                fields(f, of, bytes, bytes)
-            }
-            (Value::Bytes(bytes), _) => write!(f, " : {bytes:?}"),
-            (Value::Goto(chain), _) => write!(f, " : goto {chain}"),
-            (Value::Foreign(what), _) => write!(f, " : {what}"),
-            (Value::None, _) => Ok(()),
-        }
+    }
+
+    fn value(&self) -> Option<String> {
+        Some(match (&self.element.value, &self.set.value) {
+            (Value::Bytes(bytes), Some(nft::Value::Fields(of))) => Concat(of, bytes, bytes).to_string(),
+            (Value::Bytes(bytes), _) => format!("{bytes:?}"),
+            (Value::Goto(chain), _) => format!("goto {chain}"),
+            (Value::Foreign(what), _) => what.to_string(),
+            (Value::None, _) => return None,
+        })
     }
 }
 
-/// A concatenation, where each field may be a range.
-fn fields(f: &mut Formatter<'_>, types: &[nft::Field], first: &[u8], last: &[u8]) -> fmt::Result {
-    let mut at = 0;
-    for (index, field) in types.iter().enumerate() {
-        if index > 0 {
-            f.write_str(" . ")?;
-        }
-        let ty = field.ty();
-        let part = |bytes: &[u8]| bytes.get(at..at + ty.len()).unwrap_or_default().to_vec();
-        let (from, to) = (part(first), part(last));
-        match net(&from, &to) {
-            _ if from == to => write!(f, "{}", Scalar(ty, &from))?,
-            Some(net) => write!(f, "{net}")?,
-            None => write!(f, "{}-{}", Scalar(ty, &from), Scalar(ty, &to))?,
-        }
-        at += ty.padded_len();
+impl Display for ElementText<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key())?;
+        self.value().map_or(Ok(()), |value| write!(f, " : {value}"))
     }
-    Ok(())
+}
+
+/// A concatenation from the first to the last, where each field may be a range.
+struct Concat<'a>(&'a [nft::Field], &'a [u8], &'a [u8]);
+
+impl Display for Concat<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Concat(types, first, last) = *self;
+        let mut at = 0;
+        for (index, field) in types.iter().enumerate() {
+            if index > 0 {
+                f.write_str(" . ")?;
+            }
+            let ty = field.ty();
+            let part = |bytes: &[u8]| bytes.get(at..at + ty.len()).unwrap_or_default().to_vec();
+            let (from, to) = (part(first), part(last));
+            match net(&from, &to) {
+                _ if from == to => write!(f, "{}", Scalar(ty, &from))?,
+                Some(net) => write!(f, "{net}")?,
+                None => write!(f, "{}-{}", Scalar(ty, &from), Scalar(ty, &to))?,
+            }
+            at += ty.padded_len();
+        }
+        Ok(())
+    }
 }
 
 /// The network that reaches from one address to the other, if there is one.
