@@ -125,6 +125,30 @@ fn a_file_is_checked_without_being_used() {
     assert_eq!(portolan(&["check-config", "/nonexistent"]).0, Some(1));
 }
 
+/// With nothing that runs and no other file, the mode is what differs most.
+#[test]
+fn another_mode_than_the_default_is_a_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (mode, changed) in [("iptables", true), ("ipvs", true), ("userspace", true), ("nftables", false)] {
+        let path = write(folder.path(), "config.conf", &format!("{HEAD}mode: {mode}\n"));
+        let (code, table, _) = portolan(&["check-config", path.to_str().expect("UTF-8")]);
+        assert_eq!(code, Some(0), "{table}");
+        assert_eq!(table.contains("changes nothing"), !changed, "{table}");
+        let rows: Vec<Vec<&str>> = table
+            .lines()
+            .skip_while(|line| !line.starts_with("FIELD"))
+            .skip(1)
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let told = [vec!["mode", "nftables", mode]];
+        assert_eq!(
+            rows,
+            if changed { &told[..] } else { &[] },
+            "what hangs on the mode is no change: {table}"
+        );
+    }
+}
+
 /// A mounted ConfigMap: files are links through `..data`, which is turned to a new folder as a whole.
 struct ConfigMap {
     folder: tempfile::TempDir,

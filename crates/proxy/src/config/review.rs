@@ -72,21 +72,14 @@ pub fn config(text: &str, mode: Option<&str>) -> Review<Config> {
         Ok(document) => document,
         Err(says) => return Review::unreadable(says),
     };
-    let mut remarks = Vec::new();
-    let config = match document.fit::<Config>() {
-        Ok(config) => config,
-        Err(misfits) => {
-            let wrong = misfits.into_iter().map(|m| remark(m.line, &m.field, Severity::Error, m.says));
-            remarks.extend(wrong);
-            // Only for what is unknown in it.
-            Config::default()
-        }
-    };
-    let understood = remarks.is_empty();
-    let heads =
-        [("kind", config.kind.clone(), KIND), ("apiVersion", config.api_version.clone(), API_VERSION)];
-    for (field, is, must) in heads.into_iter().filter(|_| understood) {
-        if let Err(says) = typed((field, &is, must)) {
+    let (config, misfits) = document.fit_most::<Config>();
+    let understood = misfits.is_empty();
+    let fits = |field: &str| !misfits.iter().any(|misfit| misfit.field == field);
+    let heads = [("kind", &config.kind, KIND), ("apiVersion", &config.api_version, API_VERSION)];
+    let mut remarks: Vec<Remark> =
+        misfits.iter().map(|m| remark(m.line, &m.field, Severity::Error, m.says.clone())).collect();
+    for (field, is, must) in heads.into_iter().filter(|(field, ..)| fits(field)) {
+        if let Err(says) = typed((field, is, must)) {
             remarks.push(remark(document.line(field).unwrap_or(0), field, Severity::Error, says));
         }
     }
@@ -102,9 +95,10 @@ pub fn config(text: &str, mode: Option<&str>) -> Review<Config> {
         mode.clone_into(&mut config.mode);
     }
     config.settle();
+    remarks.extend(invalid(&config, &document));
+    remarks.extend(outdated(&config, &document));
+    // Without a field that does not fit, what the others are good for is not certain: the mode may be among them.
     if understood {
-        remarks.extend(invalid(&config, &document));
-        remarks.extend(outdated(&config, &document));
         remarks.extend(unused(&config, &document));
     }
     remarks.sort_by_key(|remark| (remark.line, remark.severity));
@@ -188,8 +182,9 @@ fn unused(config: &Config, document: &Document) -> Vec<Remark> {
     let differ = super::fields::differences(&defaults, config).into_iter();
     let told = differ.filter_map(|found| {
         let line = document.line(&found.field)?;
-        let is_asked_at_start = found.field == "bindAddressHardFail";
-        if is_asked_at_start || effect(&found.field, &config.mode) != Effect::Nothing {
+        // The first is asked when binding; that the others differ has been told as an error.
+        let is_other = ["bindAddressHardFail", "kind", "apiVersion"].contains(&found.field.as_str());
+        if is_other || effect(&found.field, &config.mode) != Effect::Nothing {
             return None;
         }
         let section = found.field.split('.').next().unwrap_or_default();
@@ -257,7 +252,31 @@ mod tests {
         }
         assert_eq!(told("a: [\n").len(), 1);
         let alien = config("kind: Pod\napiVersion: v1\n", None);
-        assert_eq!(alien.remarks.iter().filter(|r| r.severity == Severity::Error).count(), 2);
+        let told: Vec<_> = alien.remarks.iter().map(|r| (r.line, r.severity)).collect();
+        assert_eq!(told, [(1, Severity::Error), (2, Severity::Error)], "and nothing else is said of them");
+    }
+
+    #[test]
+    fn a_wrong_type_hides_nothing_else() {
+        let body = "oomScoreAdj: high\nbindAddress: 1.2.3\nconntrack:\n  min: few\n  maxPerCore: -1\nnftables:\n  \
+                    masqueradeBit: 99\nfeatureGates:\n  NFTablesProxyMode: true\n";
+        let lines = told(body);
+        assert_eq!(lines.len(), 6, "{lines:#?}");
+        for (line, starts) in lines.iter().zip([
+            "3 error oomScoreAdj: ",
+            "4 error bindAddress: \"1.2.3\" must be an IP address",
+            "6 error conntrack.min: ",
+            "7 error conntrack.maxPerCore: \"-1\" must be from 0 to 2147483647",
+            "9 error nftables.masqueradeBit: \"99\" must be from 0 to 31",
+            "11 deprecated featureGates.NFTablesProxyMode: ",
+        ]) {
+            assert!(line.starts_with(starts), "{line}");
+        }
+        // What has the wrong type is not also called missing.
+        let review = config("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: [1]\nmode: 5\n", None);
+        let fields: Vec<_> = review.remarks.iter().map(|r| (r.line, r.field.as_str())).collect();
+        assert_eq!(fields, [(2, "kind"), (3, "mode")]);
+        assert!(review.read.is_none());
     }
 
     #[test]

@@ -93,6 +93,24 @@ impl Document {
         })
     }
 
+    /// The document as a `T` without the fields that do not fit, and those; so that the rest can be looked at.
+    pub fn fit_most<T: DeserializeOwned + Default>(&self) -> (T, Vec<Misfit>) {
+        let misfits = match self.fit() {
+            Ok(whole) => return (whole, Vec::new()),
+            Err(misfits) => misfits,
+        };
+        let mut rest = Value::Object(self.0.to_json());
+        for misfit in &misfits {
+            let (path, name) = misfit.field.rsplit_once('.').unwrap_or(("", &misfit.field));
+            let place =
+                path.split('.').filter(|key| !key.is_empty()).try_fold(&mut rest, |at, key| at.get_mut(key));
+            if let Some(object) = place.and_then(Value::as_object_mut) {
+                object.remove(name);
+            }
+        }
+        (serde_json::from_value(rest).unwrap_or_default(), misfits)
+    }
+
     /// The fields that `known`, an object with every field written out, does not have, and those that stand
     /// there twice. The keys below `open` are names, not fields.
     pub fn strays(&self, known: &Value, open: &str) -> Vec<Notice> {

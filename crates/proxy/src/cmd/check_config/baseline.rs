@@ -43,12 +43,13 @@ impl fmt::Display for Baseline {
     }
 }
 
-/// Those of the mode, so that what hangs on the mode is not told as a change.
+/// Those of the mode, so that what hangs on the mode is not told as a change; but the mode itself is.
 pub(super) fn defaults(mode: &str) -> (Baseline, Config) {
-    let mut config = Config::with_defaults();
+    let [mut config, mut plain] = [Config::with_defaults(), Config::with_defaults()];
     mode.clone_into(&mut config.mode);
     config.settle();
-    (Baseline::Defaults, config)
+    plain.settle();
+    (Baseline::Defaults, Config { mode: plain.mode, ..config })
 }
 
 /// Another file, with our own settings beside it. Whether those are right is not the question here.
