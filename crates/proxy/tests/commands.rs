@@ -276,3 +276,21 @@ fn a_dump_in_json_agrees_with_its_text() {
     }
     drop(daemon);
 }
+
+/// What is over in a moment is not worth a warning; what lasts is.
+#[test]
+fn a_start_from_files_warns_of_nothing_that_passes() {
+    for _ in 0..5 {
+        let Some(netns) = privileged(node()) else { return };
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = serving(&netns, folder.path(), &[]).log();
+        assert!(!log.contains("waiting up to"), "{log}");
+    }
+    for _ in 0..5 {
+        let Some(lonely) = privileged(Netns::new()) else { return };
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = serving(&lonely, folder.path(), &[]).log();
+        assert!(log.contains("this host has no address but loopback"), "{log}");
+        assert!(!log.contains("waiting up to"), "{log}");
+    }
+}

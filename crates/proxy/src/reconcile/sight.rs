@@ -13,6 +13,9 @@ use crate::host;
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(30);
 const POD_CIDR_PATIENCE: Duration = Duration::from_secs(330);
 
+/// A wait that is shorter is not worth a word. The host's own addresses come within milliseconds.
+const WORTH_TELLING: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sight {
@@ -28,7 +31,9 @@ pub(super) struct Sight {
     /// What was waited for has not come: what there is has to do.
     resigned: bool,
     /// What the first programming waits for has been told.
-    told: bool,
+    told_wait: bool,
+    /// That the host has no address to serve node ports on has been told.
+    told_alone: bool,
     /// What the Node object does not say any more, as told.
     kept: Option<&'static str>,
 }
@@ -50,7 +55,8 @@ impl Sight {
             stale: false,
             listed: None,
             resigned: false,
-            told: false,
+            told_wait: false,
+            told_alone: false,
             kept: None,
         }
     }
@@ -106,19 +112,27 @@ impl Sight {
             _ if addressed => return None,
             // No Node object will come that knows more than the host does.
             _ if self.from_files && self.host_known => {
-                self.tell_once(
-                    "this host has no address but loopback: no node port is served until it has one",
-                );
+                if !std::mem::replace(&mut self.told_alone, true) {
+                    tracing::warn!(
+                        "this host has no address but loopback: no node port is served until it has one"
+                    );
+                }
                 return None;
             }
             _ => (NODE_PATIENCE, "an address"),
         };
-        let until = self.listed.unwrap_or(now) + patience;
+        let since = self.listed.unwrap_or(now);
+        let (until, worth_telling) = (since + patience, since + WORTH_TELLING);
         if now < until {
-            let name = &world.settings().node_name;
-            self.tell_once(&format!(
-                "waiting up to {patience:?} for Node {name} to have {missing}; nothing is programmed before"
-            ));
+            if now < worth_telling {
+                return Some(worth_telling);
+            }
+            if !std::mem::replace(&mut self.told_wait, true) {
+                let name = &world.settings().node_name;
+                tracing::warn!(
+                    "waiting up to {patience:?} for Node {name} to have {missing}; nothing is programmed before"
+                );
+            }
             return Some(until);
         }
         (self.resigned, self.stale) = (true, true);
@@ -140,12 +154,6 @@ impl Sight {
         };
         let told = std::mem::replace(&mut self.kept, kept);
         kept.filter(|_| kept != told)
-    }
-
-    fn tell_once(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.told, true) {
-            tracing::warn!("{why}");
-        }
     }
 }
 
