@@ -8,6 +8,8 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use daemon::{BIN, Daemon, node, privileged, until};
@@ -292,5 +294,22 @@ fn a_start_from_files_warns_of_nothing_that_passes() {
         let log = serving(&lonely, folder.path(), &[]).log();
         assert!(log.contains("this host has no address but loopback"), "{log}");
         assert!(!log.contains("waiting up to"), "{log}");
+    }
+}
+
+/// The rules that it leaves for the kernel are its own doing.
+#[test]
+fn the_end_of_the_userspace_mode_is_no_drift() {
+    for _ in 0..5 {
+        let Some(netns) = privileged(node()) else { return };
+        let folder = tempfile::tempdir().expect("a folder");
+        let daemon = serving(&netns, folder.path(), &["--proxy-mode=userspace"]);
+        // The first look for what another proxy left is over by then.
+        thread::sleep(Duration::from_millis(500));
+        daemon.signal(Signal::TERM);
+        let (code, log) = daemon.wait();
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains("the kernel serves new connections"), "{log}");
+        assert!(!log.contains("somebody else"), "{log}");
     }
 }

@@ -23,6 +23,7 @@ use std::{
     collections::BTreeSet,
     io,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::Arc,
 };
 
 use model::{Address, Changes, Family, FlowRule, Frontend, PerFamily, Plan, Protocol};
@@ -244,7 +245,8 @@ impl<T: Transport> Dataplane for Userspace<T> {
 
     fn watch(&self) -> Result<Option<Box<dyn crate::Watch>>, Error> {
         let monitor = Monitor::open().map_err(|error| Error::kernel("watch", "our tables", error))?;
-        Ok(Some(Box::new(watch::Watch::new(monitor, self.nft.port()))))
+        let farewell = Arc::clone(&self.config.userspace.carrier.0.farewell);
+        Ok(Some(Box::new(watch::Watch::new(monitor, self.nft.port(), farewell))))
     }
 }
 

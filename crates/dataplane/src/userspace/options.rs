@@ -8,7 +8,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -52,6 +52,9 @@ pub(super) struct Inner {
     flag: Mutex<Option<Flag>>,
     /// We are about to end: the flag is for others to raise.
     leaves: AtomicBool,
+    /// The port of the connection by which we let go of the table in the end; 0 before. It tells that change from those
+    /// of others.
+    pub(super) farewell: Arc<AtomicU32>,
 }
 
 pub(super) struct Running {

@@ -2,7 +2,10 @@
 
 //! Lets go of new connections, and keeps the way of open ones until their process ends.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    sync::atomic::Ordering,
+};
 
 use model::{Address, Family, Frontend, Plan, Protocol};
 use netlink::{
@@ -29,6 +32,7 @@ use crate::{
 pub fn stand_back(plan: &Plan, carrier: &Carrier) -> Result<(), Error> {
     let failed = |error| Error::kernel("let go of", format!("table {TABLE}"), error);
     let mut nft = Nft::open().map_err(failed)?;
+    carrier.0.farewell.store(nft.port(), Ordering::Relaxed);
     for family in Family::BOTH {
         match let_go(&mut nft, family) {
             Err(error) if !error.is_not_found() => return Err(failed(error)),
