@@ -65,17 +65,23 @@ pub async fn serve(
     hard_fail: bool,
     route: Arc<Route>,
 ) -> io::Result<()> {
+    let mut was_refused = false;
     let listener = loop {
         match bind(address) {
             Ok(listener) => break listener,
             Err(error) if hard_fail => return Err(error),
             Err(error) => {
                 tracing::error!(server = name, %address, %error, "cannot bind, trying again");
+                was_refused = true;
                 tokio::time::sleep(REBIND).await;
             }
         }
     };
-    tracing::debug!(server = name, %address, "listening");
+    // Whoever has read that it fails wants to read that it no longer does.
+    match was_refused {
+        true => tracing::info!(server = name, %address, "listening, after it could not be bound at first"),
+        false => tracing::debug!(server = name, %address, "listening"),
+    }
     accept(listener, route).await
 }
 
@@ -202,5 +208,31 @@ mod tests {
         tokio::time::sleep(REBIND * 2).await;
         tokio::time::resume();
         assert!(fetch(address, "/hello").await.ends_with("hello"));
+    }
+
+    /// Who was told that it fails is told that it no longer does.
+    #[test]
+    fn an_address_that_was_taken_is_told_when_it_is_had() {
+        let told = crate::log::tests::told_by(|| {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+            runtime.expect("a runtime").block_on(async {
+                let first = bind("127.0.0.1:0".parse().expect("valid")).expect("bound");
+                let address = first.local_addr().expect("bound");
+                let free = tokio::time::sleep(REBIND / 2);
+                let serving = serve("test", address, false, Arc::new(hello));
+                let _ = timeout(REBIND * 2, async {
+                    tokio::join!(serving, async {
+                        free.await;
+                        drop(first);
+                    })
+                })
+                .await;
+            });
+        });
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines.len(), 2, "{told}");
+        assert!(lines[0].starts_with('E') && lines[0].contains("cannot bind, trying again"), "{told}");
+        assert!(lines[1].starts_with('I') && lines[1].contains("listening"), "{told}");
     }
 }

@@ -313,3 +313,12 @@ fn the_end_of_the_userspace_mode_is_no_drift() {
         assert!(!log.contains("somebody else"), "{log}");
     }
 }
+
+#[test]
+fn to_withdraw_nothing_is_said() {
+    let Some(netns) = privileged(node()) else { return };
+    assert_eq!(
+        portolan(&netns, &["withdraw"]),
+        (Some(0), "there was nothing to remove\n".to_owned(), String::new())
+    );
+}

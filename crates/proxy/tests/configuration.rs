@@ -45,6 +45,7 @@ fn what_is_wrong_is_one_sentence() {
     let secret = write(folder.path(), "kubeconfig", "not: a: kubeconfig\n");
     let config = |path: &Path| format!("--config={}", path.display());
     let alien = write(folder.path(), "pod.yaml", "apiVersion: v1\nkind: Pod\n");
+    let two = write(folder.path(), "two.yaml", &format!("{HEAD}---\n{HEAD}"));
     let own = write(folder.path(), "own", &format!("{OWN}flavour: sweet\n"));
     for (args, says) in [
         (vec!["--kubeconfg=/x".to_owned()], "unknown flag: --kubeconfg (did you mean --kubeconfig?)"),
@@ -59,6 +60,7 @@ fn what_is_wrong_is_one_sentence() {
         (vec![format!("--kubeconfig={}", secret.display())], "cannot use the kubeconfig"),
         (vec![config(&broken)], "line 1"),
         (vec![config(&alien)], "kind is \"Pod\""),
+        (vec![config(&two)], "there is more than one document in it; a configuration is one"),
         (vec![config(Path::new(&folder_path))], "Is a directory"),
         (vec![format!("--portolan-config={}", own.display())], "line 3: flavour: unknown field"),
         (vec!["--version=maybe".to_owned()], "must be true, false, raw, or a version"),

@@ -27,6 +27,9 @@ pub fn run(args: &[String]) -> ExitCode {
         }
     };
     let report = leftovers::withdraw(when);
+    if report.removed.is_empty() && report.failed.is_empty() {
+        return print("there was nothing to remove\n");
+    }
     let printed = print(&report.removed.iter().map(|thing| format!("removed {thing}\n")).collect::<String>());
     match report.failed.as_slice() {
         [] => printed,

@@ -71,10 +71,8 @@ impl Document {
     pub fn parse(text: &str, kind: &str) -> Result<Document, String> {
         let mut options = serde_saphyr::Options::default();
         options.duplicate_keys = DuplicateKeyPolicy::LastWins;
-        let tree: Tree = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-            let message = error.without_snippet().to_string();
-            message.lines().next().unwrap_or("cannot be read").to_owned()
-        })?;
+        let tree: Tree = serde_saphyr::from_str_with_options(text, options)
+            .map_err(|error| unreadable(error.without_snippet()))?;
         match tree {
             Tree::Map(entries) => Ok(Document(entries)),
             Tree::Leaf(_) => Err(format!("the file is empty or not an object; it must be a {kind}")),
@@ -198,6 +196,15 @@ impl Entries {
             }
         }
     }
+}
+
+/// One line, with the place in the text, in words for those who wrote it.
+fn unreadable(error: &serde_saphyr::Error) -> String {
+    if let (serde_saphyr::Error::MultipleDocuments { .. }, Some(at)) = (error, error.location()) {
+        return format!("line {}: there is more than one document in it; a configuration is one", at.line());
+    }
+    let message = error.to_string();
+    message.lines().next().unwrap_or("cannot be read").to_owned()
 }
 
 fn join(path: &str, key: &str) -> String {
