@@ -163,7 +163,7 @@ pub const FLAGS: &[Flag<Options>] = &[
         "config-sync-period",
         "duration",
         "15m0s",
-        "How often the API's state is looked at anew.",
+        "Accepted for compatibility: changes are followed as they come, and nothing is asked anew.",
         |o, v| duration(&mut o.config.config_sync_period, v),
     ),
     value("feature-gates", "name=bool,...", "", "Feature gates to set.", |o, v| {
