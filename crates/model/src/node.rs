@@ -6,7 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use crate::family::PerFamily;
+use crate::family::{Family, PerFamily};
 
 /// The Node object of the node we run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,4 +80,28 @@ pub enum NodePortAddress {
     Localhost,
     All,
     Cidr(IpNet),
+    /// No address of this family. It is an entry all the same: a family without any would serve all of its addresses.
+    Nothing(Family),
+}
+
+impl NodePortAddress {
+    /// A keyword speaks of both families.
+    pub fn speaks_of(&self, family: Family) -> bool {
+        match self {
+            NodePortAddress::Cidr(net) => Family::of(net.addr()) == family,
+            NodePortAddress::Nothing(of) => *of == family,
+            NodePortAddress::Primary | NodePortAddress::Localhost | NodePortAddress::All => true,
+        }
+    }
+
+    /// Names loopback addresses of the family and nothing else. A wider range that happens to contain them does not.
+    pub fn names_loopback(&self, family: Family) -> bool {
+        match self {
+            NodePortAddress::Localhost => true,
+            NodePortAddress::Cidr(net) => {
+                self.speaks_of(family) && net.network().is_loopback() && net.broadcast().is_loopback()
+            }
+            NodePortAddress::Primary | NodePortAddress::All | NodePortAddress::Nothing(_) => false,
+        }
+    }
 }

@@ -63,13 +63,13 @@ pub(crate) fn node_ports(world: &World, node_ip: Option<IpAddr>, family: Family)
         .node_port_addresses
         .iter()
         .copied()
-        .filter(|entry| !matches!(entry, NodePortAddress::Cidr(net) if Family::of(net.addr()) != family))
+        .filter(|entry| entry.speaks_of(family))
         .collect();
-    let names_loopback = entries.iter().any(is_loopback);
+    let names_loopback = entries.iter().any(|entry| entry.names_loopback(family));
     let names_all = entries.iter().any(|entry| match entry {
         NodePortAddress::All => true,
         NodePortAddress::Cidr(net) => net.prefix_len() == 0,
-        NodePortAddress::Primary | NodePortAddress::Localhost => false,
+        NodePortAddress::Primary | NodePortAddress::Localhost | NodePortAddress::Nothing(_) => false,
     });
     if entries.is_empty() || names_all {
         return (NodePortScope::All, names_loopback);
@@ -88,20 +88,13 @@ pub(crate) fn node_ports(world: &World, node_ip: Option<IpAddr>, family: Family)
     (NodePortScope::Only(chosen), names_loopback)
 }
 
-/// The entry names loopback addresses and nothing else. A wider range that happens to contain them does not.
-fn is_loopback(entry: &NodePortAddress) -> bool {
-    match entry {
-        NodePortAddress::Localhost => true,
-        NodePortAddress::Cidr(net) => net.network().is_loopback() && net.broadcast().is_loopback(),
-        NodePortAddress::Primary | NodePortAddress::All => false,
-    }
-}
-
 fn selects(entry: &NodePortAddress, address: IpAddr) -> bool {
     match entry {
         NodePortAddress::Localhost => address.is_loopback(),
-        NodePortAddress::Cidr(net) => net.contains(&address) && address.is_loopback() == is_loopback(entry),
-        NodePortAddress::Primary | NodePortAddress::All => false,
+        NodePortAddress::Cidr(net) => {
+            net.contains(&address) && address.is_loopback() == entry.names_loopback(Family::of(address))
+        }
+        NodePortAddress::Primary | NodePortAddress::All | NodePortAddress::Nothing(_) => false,
     }
 }
 

@@ -149,7 +149,7 @@ impl Live {
     /// Sets the kernel settings that the configuration asks for, and tells which were refused.
     pub fn settle(&self) -> Vec<Refusal> {
         let (config, checked) = (self.current.config(), self.checked());
-        let refused = app::in_netns(self.netns.as_deref(), || settle(&config, &checked));
+        let refused = app::in_netns(self.netns.as_deref(), || settle(&config, &checked, Occasion::Serving));
         let refused = refused.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot look at the kernel's settings");
             Vec::new()
@@ -164,8 +164,17 @@ impl Live {
     }
 }
 
+/// What the kernel is settled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// `--init-only`: all that a proxy with fewer privileges will need.
+    Beforehand,
+    /// A proxy that runs here.
+    Serving,
+}
+
 /// The same in the network namespace of this thread, without a word on what was refused.
-pub fn settle(config: &Config, checked: &Checked) -> Vec<Refusal> {
+pub fn settle(config: &Config, checked: &Checked, occasion: Occasion) -> Vec<Refusal> {
     let sysctls = Sysctls::host();
     if sysctls.read("net/netfilter/nf_conntrack_max").is_err() {
         load_conntrack();
@@ -174,6 +183,9 @@ pub fn settle(config: &Config, checked: &Checked) -> Vec<Refusal> {
     // To ask for IPVS makes the kernel load it. Where there is none, another mode is taken, or the start says so.
     if checked.mode == Mode::Ipvs && netlink::ipvs::Ipvs::open().is_err() {
         wishes.retain(|wish| !wish.name.starts_with("net/ipv4/vs/"));
+    }
+    if occasion == Occasion::Serving {
+        wishes.retain(|wish| wish.name != settle::ROUTE_LOCALNET);
     }
     settle::apply(&sysctls, &wishes)
 }

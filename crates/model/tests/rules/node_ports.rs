@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use NodePortAddress::{All, Cidr, Localhost, Primary};
+use NodePortAddress::{All, Cidr, Localhost, Nothing, Primary};
 use model::{Family, Node, NodePortAddress, NodePortScope, PerFamily, Settings, TrafficPolicy, Update};
 
 use crate::{
@@ -37,7 +37,7 @@ type Case<'a> = (&'a [NodePortAddress], (NodePortScope, bool), (NodePortScope, b
 fn entries_choose_the_addresses() {
     let all = || NodePortScope::All;
     let cidr = |text| Cidr(net(text));
-    let cases: [Case; 12] = [
+    let cases: [Case; 15] = [
         (&[], (all(), false), (all(), false)),
         (&[All], (all(), false), (all(), false)),
         (&[All, Localhost], (all(), true), (all(), true)),
@@ -54,6 +54,9 @@ fn entries_choose_the_addresses() {
         (&[cidr("126.0.0.0/7")], (only(&[]), false), (all(), false)),
         (&[cidr("127.0.0.53/32")], (only(&["127.0.0.53"]), true), (all(), false)),
         (&[cidr("172.16.0.0/12"), cidr("::1/128")], (only(&[]), false), (only(&["::1"]), true)),
+        (&[Nothing(V4)], (only(&[]), false), (all(), false)),
+        (&[Nothing(V4), Primary], (only(&["192.0.2.5"]), false), (only(&["fd00:c0:0:2::5"]), false)),
+        (&[Nothing(V6), cidr("127.0.0.0/8")], (only(&["127.0.0.1", "127.0.0.53"]), true), (only(&[]), false)),
     ];
     for (entries, v4, v6) in cases {
         let plan = stage(entries).plan;

@@ -69,6 +69,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
         Just(NodePortAddress::Localhost),
         Just(NodePortAddress::All),
         select(nets()).prop_map(NodePortAddress::Cidr),
+        select(Family::BOTH.to_vec()).prop_map(NodePortAddress::Nothing),
     ];
     let families = select(vec![(true, true), (true, false), (false, true)]);
     (families, option::of(Just(vip(Family::V4, 1))), detect_local, vec(entry, 0..3), any::<[bool; 2]>())

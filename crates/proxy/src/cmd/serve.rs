@@ -6,7 +6,8 @@ use crate::{
     app::{self, Proxy, Setup},
     config::{Config, check::Checked},
     flags::Options,
-    host, live,
+    host,
+    live::{self, Occasion},
     reload::Origin,
 };
 
@@ -28,7 +29,8 @@ pub fn run(origin: Origin, options: Options, checked: Checked) -> Result<(), Str
 /// What needs full privileges. Here a refusal is an error: it is all there is to do.
 fn init(config: &Config, checked: &Checked) -> Result<(), String> {
     app::open(checked, host::families())?;
-    let refused: Vec<String> = live::settle(config, checked).iter().map(ToString::to_string).collect();
+    let refused: Vec<String> =
+        live::settle(config, checked, Occasion::Beforehand).iter().map(ToString::to_string).collect();
     if !refused.is_empty() {
         return Err(format!("this node is not prepared: {}", refused.join("; ")));
     }

@@ -2,7 +2,7 @@
 
 //! What is valid, but does not mean on this host what it seems to mean.
 
-use model::{DetectLocal, Family, NodePortAddress, PerFamily};
+use model::{DetectLocal, Family, PerFamily};
 
 use super::check::Checked;
 
@@ -32,14 +32,7 @@ pub fn surprises(checked: &Checked, families: PerFamily<bool>) -> Vec<String> {
         );
     }
     let addresses = &checked.node_port_addresses;
-    let names = |family: Family| {
-        let of = |entry: &NodePortAddress| match entry {
-            NodePortAddress::Cidr(cidr) => Family::of(cidr.addr()) == family,
-            // A keyword speaks of both.
-            _ => true,
-        };
-        addresses.iter().any(of)
-    };
+    let names = |family: Family| addresses.iter().any(|entry| entry.speaks_of(family));
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
         if !addresses.is_empty() && !names(family) {
             told.push(format!(

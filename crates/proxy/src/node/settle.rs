@@ -12,10 +12,14 @@ use dataplane::Mode;
 
 use super::sysctl::Sysctls;
 use crate::config::{Config, check::Checked};
-use model::NodePortAddress;
+use model::{Family, NodePortAddress};
 
 /// kube-proxy's bound on what is computed from the number of CPUs.
 const MOST_CONNECTIONS: u64 = 1 << 20;
+
+/// What node ports on loopback addresses need, and opens them to the network. So only `--init-only` sets it here: on a
+/// node that serves, the dataplane does, once its rules keep strangers out.
+pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
 /// One setting that should be so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,13 +105,16 @@ pub fn wishes(config: &Config, checked: &Checked, cpus: u64) -> Vec<Wish> {
         let name = "net/netfilter/nf_conntrack_tcp_be_liberal";
         wishes.push(Wish { name, value: 1, rule: Rule::AtLeast, field: "conntrack.tcpBeLiberal" });
     }
+    // Only where the kernel translates node ports on loopback addresses.
     let field = match checked.mode {
-        Mode::Iptables if loopback_node_ports(config, checked) => Some("iptables.localhostNodePorts"),
-        _ if checked.node_port_addresses.contains(&NodePortAddress::Localhost) => Some("nodePortAddresses"),
-        _ => None,
+        Mode::Iptables => Some("iptables.localhostNodePorts"),
+        Mode::Nftables => Some("nodePortAddresses"),
+        Mode::Ipvs | Mode::Userspace | Mode::None => None,
     };
-    let name = "net/ipv4/conf/all/route_localnet";
-    wishes.extend(field.map(|field| Wish { name, value: 1, rule: Rule::Exactly, field }));
+    let addresses = node_port_addresses(config, checked);
+    let is_served = addresses.iter().any(|entry| entry.names_loopback(Family::V4));
+    let wish = |field| Wish { name: ROUTE_LOCALNET, value: 1, rule: Rule::Exactly, field };
+    wishes.extend(field.filter(|_| is_served).map(wish));
     if checked.mode == Mode::Ipvs {
         wishes.extend(for_ipvs(checked));
     }
@@ -147,19 +154,6 @@ fn most_connections(per_core: Option<i32>, min: Option<i32>, cpus: u64) -> Optio
     }
 }
 
-/// Node ports answer on 127.0.0.1: it was asked for, and no list of addresses excludes it.
-fn loopback_node_ports(config: &Config, checked: &Checked) -> bool {
-    let loopback = ipnet::IpNet::from(ipnet::Ipv4Net::from(std::net::Ipv4Addr::LOCALHOST));
-    let includes = |entry: &NodePortAddress| match entry {
-        NodePortAddress::Localhost | NodePortAddress::All => true,
-        NodePortAddress::Primary => false,
-        NodePortAddress::Cidr(cidr) => cidr.contains(&loopback),
-    };
-    let addresses = &checked.node_port_addresses;
-    config.iptables.localhost_node_ports == Some(true)
-        && (addresses.is_empty() || addresses.iter().any(includes))
-}
-
 /// Which addresses serve node ports. In iptables mode those on loopback are among them unless they are switched off, as
 /// in kube-proxy; elsewhere only where they are named.
 pub fn node_port_addresses(config: &Config, checked: &Checked) -> Box<[NodePortAddress]> {
@@ -167,25 +161,39 @@ pub fn node_port_addresses(config: &Config, checked: &Checked) -> Box<[NodePortA
     if checked.mode != Mode::Iptables {
         return addresses.into();
     }
-    if loopback_node_ports(config, checked) {
-        if addresses.is_empty() {
-            addresses.push(NodePortAddress::All);
-        }
-        // In IPv4 only; the kernel cannot translate ::1.
-        let loopback = ipnet::Ipv4Net::new(std::net::Ipv4Addr::LOCALHOST, 8).map(|net| net.trunc());
-        addresses.extend(loopback.map(|net| NodePortAddress::Cidr(net.into())));
-    } else if config.iptables.localhost_node_ports != Some(true) {
-        let is_loopback = |entry: &NodePortAddress| match entry {
-            NodePortAddress::Localhost => true,
-            NodePortAddress::Cidr(cidr) => cidr.addr().is_loopback(),
-            NodePortAddress::Primary | NodePortAddress::All => false,
-        };
-        // An empty list would mean all.
-        if !addresses.iter().all(is_loopback) {
-            addresses.retain(|entry| !is_loopback(entry));
-        }
+    if config.iptables.localhost_node_ports == Some(true) {
+        include_loopback(&mut addresses);
+    } else {
+        exclude_loopback(&mut addresses);
     }
     addresses.into()
+}
+
+/// In IPv4 only, as the kernel cannot translate ::1; and unless the list excludes it, or says more exactly which.
+fn include_loopback(addresses: &mut Vec<NodePortAddress>) {
+    let loopback = ipnet::IpNet::from(ipnet::Ipv4Net::new_assert(std::net::Ipv4Addr::new(127, 0, 0, 0), 8));
+    let includes = |entry: &NodePortAddress| match entry {
+        NodePortAddress::All => true,
+        NodePortAddress::Cidr(cidr) => cidr.contains(&loopback),
+        NodePortAddress::Primary | NodePortAddress::Localhost | NodePortAddress::Nothing(_) => false,
+    };
+    let names_none = !addresses.iter().any(|entry| entry.speaks_of(Family::V4));
+    if names_none {
+        addresses.push(NodePortAddress::Cidr(ipnet::Ipv4Net::default().into()));
+    }
+    let is_named = addresses.iter().any(|entry| entry.names_loopback(Family::V4));
+    if !is_named && addresses.iter().any(includes) {
+        addresses.push(NodePortAddress::Cidr(loopback));
+    }
+}
+
+/// A family that had nothing else has nothing then; an empty list would mean all.
+fn exclude_loopback(addresses: &mut Vec<NodePortAddress>) {
+    let names = |entry: &NodePortAddress, family| entry.names_loopback(family);
+    let concerned = Family::BOTH.into_iter().filter(|family| addresses.iter().any(|it| names(it, *family)));
+    let concerned: Vec<Family> = concerned.collect();
+    addresses.retain(|entry| !Family::BOTH.into_iter().any(|family| names(entry, family)));
+    addresses.extend(concerned.into_iter().map(NodePortAddress::Nothing));
 }
 
 /// Grants what can be granted, tells what it changed, and returns the rest.
@@ -282,11 +290,20 @@ mod tests {
         let wants = |body: &str| asked(body, 2).iter().any(|(name, _)| *name == "route_localnet");
         assert!(wants("mode: iptables\n"));
         assert!(wants("mode: iptables\nnodePortAddresses: [127.0.0.0/8]\n"));
+        assert!(wants("mode: iptables\nnodePortAddresses: ['fd00::/8']\n"), "IPv4 is not restricted");
         assert!(!wants("mode: iptables\nnodePortAddresses: [10.0.0.0/8]\n"));
-        assert!(!wants("mode: iptables\niptables: {localhostNodePorts: false}\n"));
+        let off = "mode: iptables\niptables: {localhostNodePorts: false}\n";
+        assert!(!wants(off));
+        assert!(!wants(&format!("{off}nodePortAddresses: [primary, localhost]\n")), "switched off");
         assert!(!wants("mode: nftables\n"));
         assert!(!wants("mode: nftables\nnodePortAddresses: [all]\n"));
         assert!(wants("mode: nftables\nnodePortAddresses: [primary, localhost]\n"), "asked for by name");
+        assert!(wants("mode: nftables\nnodePortAddresses: [127.0.0.0/8]\n"), "or by range");
+        assert!(!wants("mode: nftables\nnodePortAddresses: ['::1/128']\n"), "the relay serves it");
+        for other in ["ipvs", "userspace"] {
+            let body = format!("mode: {other}\nnodePortAddresses: [primary, localhost]\n");
+            assert!(!wants(&body), "{other}: the kernel translates nothing there");
+        }
     }
 
     #[test]
@@ -308,14 +325,25 @@ mod tests {
             let checked = check(&config).expect("valid");
             node_port_addresses(&config, &checked).to_vec()
         };
-        let loopback = NodePortAddress::Cidr("127.0.0.0/8".parse().expect("a range"));
-        let ten = NodePortAddress::Cidr("10.0.0.0/8".parse().expect("a range"));
-        assert_eq!(addresses("mode: iptables\n"), [NodePortAddress::All, loopback]);
+        let cidr = |text: &str| NodePortAddress::Cidr(text.parse().expect("a range"));
+        let (loopback, ten, every) = (cidr("127.0.0.0/8"), cidr("10.0.0.0/8"), cidr("0.0.0.0/0"));
+        assert_eq!(addresses("mode: iptables\n"), [every, loopback]);
         assert_eq!(addresses("mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), [ten]);
-        assert_eq!(addresses("mode: iptables\nnodePortAddresses: [10.0.0.0/8]\n"), [ten]);
-        let off = "mode: iptables\niptables: {localhostNodePorts: false}\n";
-        assert_eq!(addresses(off), []);
-        assert_eq!(addresses(&format!("{off}nodePortAddresses: [127.0.0.0/8, 10.0.0.0/8]\n")), [ten]);
+        let on = |list: &str| addresses(&format!("mode: iptables\nnodePortAddresses: {list}\n"));
+        assert_eq!(on("[10.0.0.0/8]"), [ten]);
+        assert_eq!(on("['fd00::/8']"), [cidr("fd00::/8"), every, loopback], "IPv4 is not restricted");
+        assert_eq!(on("[127.0.0.1/32]"), [cidr("127.0.0.1/32")], "no more than was named");
+        assert_eq!(on("[all]"), [NodePortAddress::All, loopback]);
+
+        let body = "mode: iptables\niptables: {localhostNodePorts: false}\n";
+        let off = |list: &str| addresses(&format!("{body}nodePortAddresses: {list}\n"));
+        let no = NodePortAddress::Nothing;
+        assert_eq!(addresses(body), []);
+        assert_eq!(off("[127.0.0.0/8, 10.0.0.0/8]"), [ten, no(Family::V4)]);
+        // An empty list would mean all.
+        assert_eq!(off("[127.0.0.0/8]"), [no(Family::V4)]);
+        assert_eq!(off("[localhost]"), [no(Family::V4), no(Family::V6)]);
+        assert_eq!(off("[localhost, 10.0.0.0/8]"), [ten, no(Family::V4), no(Family::V6)]);
     }
 
     fn put(root: &Path, name: &str, value: &str) {
