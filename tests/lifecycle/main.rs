@@ -11,6 +11,7 @@ mod drift;
 mod flood;
 mod ipvs;
 mod ipvs_kube_proxy;
+mod localnet;
 mod loopback;
 mod node;
 mod pods;

@@ -42,6 +42,7 @@ use std::{fmt, net::SocketAddr, time::Duration};
 use model::{Changes, Family, Frontend, PerFamily, Plan};
 
 pub use error::{Error, Unsupported};
+pub use loopback::Loopback;
 pub use wishes::Abilities;
 
 /// Makes the kernel match a Plan.
@@ -73,6 +74,11 @@ pub trait Dataplane: Send {
 
     /// Whether there are changes by others that no [`Watch`] tells, so that the audit had better look soon and often.
     fn is_untold(&self) -> bool {
+        false
+    }
+
+    /// Whether the kernel serves node ports on the loopback addresses of a family, as of the last [`Dataplane::apply`].
+    fn serves_loopback(&self, _family: Family) -> bool {
         false
     }
 
@@ -351,7 +357,7 @@ pub fn open(mode: Mode, config: &Config) -> Result<Box<dyn Dataplane>, Unsupport
     };
     let writes_rules = !matches!(mode, Mode::Userspace | Mode::None);
     Ok(match config.relays_loopback && writes_rules {
-        true => Box::new(relieved::Relieved::new(dataplane, mode)),
+        true => Box::new(relieved::Relieved::new(dataplane)),
         false => dataplane,
     })
 }

@@ -56,12 +56,12 @@ pub mod userspace {
 }
 
 /// Lets a node route packets from and to 127.0.0.0/8, which node ports on loopback addresses need. Written only
-/// for them, and left as it is afterwards: others may have come to rely on it.
+/// for them, once a rule keeps strangers out, and left as it is afterwards: others may have come to rely on it.
 pub const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// Base chains. Each is named after its duty and its hook.
 pub mod hook {
-    /// Who may connect at all, by source ranges. Before any translation, so that it sees what the client sent.
+    /// Who may connect at all: by source ranges, and to loopback addresses. Before any translation, so that it sees what the client sent.
     pub const FIREWALL_PREROUTING: &str = "firewall-prerouting";
     /// The same for this node's own processes.
     pub const FIREWALL_OUTPUT: &str = "firewall-output";

@@ -6,7 +6,6 @@
 //! It works only while the process lives; nothing else on a loopback address could.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -17,9 +16,8 @@ use model::{Address, Family, Frontend, Plan, Protocol, Verdict};
 use relay::{Listen, Relay, Settings, Transport};
 
 use crate::{
-    Abilities, Applied, Audited, Dataplane, Error, Listed, Meter, Mode, Scope, Watch,
+    Abilities, Applied, Audited, Dataplane, Error, Listed, Meter, Scope, Watch,
     leftovers::Keep,
-    names,
     userspace::book::{Book, Side},
     xtables::Variant,
 };
@@ -27,7 +25,6 @@ use crate::{
 /// A dataplane, and a relay for what it cannot do.
 pub(crate) struct Relieved {
     inner: Box<dyn Dataplane>,
-    mode: Mode,
     book: Arc<Book>,
     /// Begins with the first node port that needs it.
     relay: Option<Relay>,
@@ -35,17 +32,13 @@ pub(crate) struct Relieved {
 }
 
 impl Relieved {
-    pub(crate) fn new(inner: Box<dyn Dataplane>, mode: Mode) -> Relieved {
-        Relieved { inner, mode, book: Arc::default(), relay: None, listeners: HashMap::new() }
+    pub(crate) fn new(inner: Box<dyn Dataplane>) -> Relieved {
+        Relieved { inner, book: Arc::default(), relay: None, listeners: HashMap::new() }
     }
 
     /// Whether loopback addresses of a family are ours to serve.
     fn is_ours(&self, plan: &Plan, family: Family) -> bool {
-        let by_kernel = || {
-            let routes = fs::read_to_string(names::ROUTE_LOCALNET).is_ok_and(|text| text.trim() == "1");
-            family == Family::V4 && self.mode != Mode::Ipvs && routes
-        };
-        plan.loopback_node_ports(family) && !by_kernel()
+        plan.loopback_node_ports(family) && !self.inner.serves_loopback(family)
     }
 
     fn serve(&mut self, plan: &Plan, scope: Scope<'_>) -> Vec<String> {
@@ -146,6 +139,10 @@ impl Dataplane for Relieved {
 
     fn abilities(&self) -> Abilities {
         self.inner.abilities()
+    }
+
+    fn serves_loopback(&self, family: Family) -> bool {
+        self.inner.serves_loopback(family)
     }
 
     fn audit(&mut self) -> Result<Audited, Error> {

@@ -11,7 +11,7 @@ use super::{
     name::Name,
     rule::{Match, Rule, State, Target},
 };
-use crate::{names::xt, xtables::Table};
+use crate::{Loopback, names::xt, xtables::Table};
 
 /// What rules depend on beyond services.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +20,8 @@ pub struct Scene<'a> {
     pub family: Family,
     /// The bit of the mark that means "masquerade".
     pub mark: u32,
-    /// Loopback addresses serve node ports.
-    pub loopback: bool,
+    /// What becomes of loopback addresses.
+    pub loopback: Loopback,
     /// The kernel takes packets out of a TCP window for valid, so that none are to be dropped for that.
     pub liberal: bool,
     /// Some rules count with counters of their own, see [`xt::ACCOUNTS`].
@@ -111,17 +111,12 @@ const POSTROUTING: &str = "kubernetes postrouting rules";
 
 /// The ways from the built-in chains into ours, in the order in which they stand there.
 pub(super) fn footholds(scene: &Scene<'_>) -> Vec<Foothold> {
-    let mut footholds = Vec::new();
+    let mut footholds = guard(scene.family, scene.loopback);
     let mut add = |table, chain, rule| footholds.push(Foothold { table, chain, rule });
     let plain = |to: &str, comment: &str| Rule::jump(Name::known(to)).with([Match::comment(comment)]);
     let new = |to: &str, comment: &str| {
         Rule::jump(Name::known(to)).with([Match::state(State::New, true), Match::comment(comment)])
     };
-    let guarded = scene.loopback && scene.family == Family::V4;
-    if guarded {
-        add(Table::Filter, xt::FIREWALL, martians());
-        add(Table::Filter, "INPUT", Rule::jump(Name::known(xt::FIREWALL)));
-    }
     add(Table::Filter, "INPUT", new(xt::PROXY_FIREWALL, LOAD_BALANCERS));
     add(Table::Filter, "INPUT", plain(xt::NODEPORTS, HEALTH));
     add(Table::Filter, "INPUT", new(xt::EXTERNAL_SERVICES, EXTERNAL));
@@ -129,15 +124,23 @@ pub(super) fn footholds(scene: &Scene<'_>) -> Vec<Foothold> {
     add(Table::Filter, "FORWARD", plain(xt::FORWARD, FORWARDING));
     add(Table::Filter, "FORWARD", new(xt::SERVICES, PORTALS));
     add(Table::Filter, "FORWARD", new(xt::EXTERNAL_SERVICES, EXTERNAL));
-    if guarded {
-        add(Table::Filter, "OUTPUT", Rule::jump(Name::known(xt::FIREWALL)));
-    }
     add(Table::Filter, "OUTPUT", new(xt::PROXY_FIREWALL, LOAD_BALANCERS));
     add(Table::Filter, "OUTPUT", new(xt::SERVICES, PORTALS));
     add(Table::Nat, "PREROUTING", plain(xt::SERVICES, PORTALS));
     add(Table::Nat, "OUTPUT", plain(xt::SERVICES, PORTALS));
     add(Table::Nat, "POSTROUTING", plain(xt::POSTROUTING, POSTROUTING));
     footholds
+}
+
+/// What keeps strangers from loopback addresses; the first in their chains. The chain is shared with the kubelet, which
+/// puts up the same.
+pub(crate) fn guard(family: Family, loopback: Loopback) -> Vec<Foothold> {
+    if family != Family::V4 || !loopback.is_guarded() {
+        return Vec::new();
+    }
+    let add = |chain, rule| Foothold { table: Table::Filter, chain, rule };
+    let jump = || Rule::jump(Name::known(xt::FIREWALL));
+    vec![add(xt::FIREWALL, martians()), add("INPUT", jump()), add("OUTPUT", jump())]
 }
 
 /// Chains with fixed rules. Those of [`Top`] are not among them.
@@ -194,11 +197,11 @@ pub(super) fn node_port_destinations(scene: &Scene<'_>) -> Vec<Rule> {
     match scene.plan.node_ports(scene.family) {
         NodePortScope::All => {
             let local = Rule::default().with([Match::ToLocal]);
-            let served = scene.loopback && scene.family == Family::V4;
+            let served = scene.loopback.is_served() && scene.family == Family::V4;
             vec![if served { local } else { local.toward(loopback_net(scene.family), false) }]
         }
         NodePortScope::Only(addresses) => {
-            let is_served = |ip: &&IpAddr| scene.loopback || !ip.is_loopback();
+            let is_served = |ip: &&IpAddr| scene.loopback.is_served() || !ip.is_loopback();
             let served = addresses.iter().filter(is_served);
             served.map(|ip| Rule::default().toward(IpNet::from(*ip), true)).collect()
         }

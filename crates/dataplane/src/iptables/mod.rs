@@ -32,7 +32,8 @@ use model::{Family, PerFamily, Plan};
 pub use self::frame::Scene;
 use self::{holdings::Holdings, readback::Readback, script::Script};
 use crate::{
-    Applied, Audited, Config, Dataplane, Error, Scope, TableRules, Unsupported, leftovers, loopback,
+    Applied, Audited, Config, Dataplane, Error, Loopback, Scope, TableRules, Unsupported, leftovers,
+    loopback::Localnet,
     names::xt,
     xtables::{
         self, Failure, Table, Tables, Variant, Xtables,
@@ -48,8 +49,9 @@ pub struct Iptables<T = Xtables> {
     /// What the tables hold; `None` when that is not known, at the start and after an error.
     known: Option<PerFamily<Holdings>>,
     audit: audit::Audit,
-    /// In which families loopback addresses serve node ports.
-    loopback: PerFamily<bool>,
+    localnet: Localnet,
+    /// What the rules do about loopback addresses.
+    loopback: PerFamily<Loopback>,
     /// The kernel takes packets out of a TCP window for valid.
     liberal: bool,
     /// The tools know rules that count with counters of their own; `None` as long as that could not be found out.
@@ -70,7 +72,7 @@ impl Iptables<Xtables> {
         probe::probe(&tools, config.families)?;
         let mut iptables = Iptables::over(tools, config);
         iptables.counts = probe::counts(&iptables.tables, config.families);
-        iptables.doubts = doubts;
+        (iptables.doubts, iptables.localnet) = (doubts, Localnet::of_kernel());
         iptables.liberal = fs::read_to_string(BE_LIBERAL).is_ok_and(|value| value.trim() != "0");
         Ok(iptables)
     }
@@ -84,6 +86,7 @@ impl<T: Tables> Iptables<T> {
             config: config.clone(),
             known: None,
             audit: audit::Audit::default(),
+            localnet: Localnet::default(),
             loopback: PerFamily::default(),
             liberal: false,
             counts: None,
@@ -174,7 +177,7 @@ impl<T: Tables> Dataplane for Iptables<T> {
         };
         let counted = self.accounts;
         if changes.is_none() {
-            self.loopback = loopback::prepare(plan, self.config.families, &mut applied.warnings);
+            self.loopback = self.localnet.look(plan, self.config.families, &mut applied.warnings);
             self.accounts = self.can_count();
         }
         let was_known = known.is_some();
@@ -201,6 +204,9 @@ impl<T: Tables> Dataplane for Iptables<T> {
                     }
                 }
             };
+        }
+        if changes.is_none() {
+            self.localnet.serve(self.loopback)?;
         }
         for family in self.families() {
             let Holdings { rules, written, .. } = &next[family];
@@ -245,6 +251,10 @@ impl<T: Tables> Dataplane for Iptables<T> {
             }
         }
         Ok(text)
+    }
+
+    fn serves_loopback(&self, family: Family) -> bool {
+        self.loopback[family].is_served()
     }
 
     fn take_lock_wait(&mut self) -> Duration {

@@ -329,7 +329,7 @@ impl Writer<'_> {
             };
             if top == Top::NodePorts
                 && self.scene.accounts
-                && self.scene.loopback
+                && self.scene.loopback.is_served()
                 && self.scene.family == Family::V4
             {
                 let counted =

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     iptables::{name::Name, parse, rule::Rule},
+    names::xt,
     xtables::{
         Failure, Table, Tables,
         leftovers::is_per_service,
@@ -61,6 +62,13 @@ impl Standing {
             }
         }
     }
+
+    /// Whether a chain that is not ours alone has a rule.
+    fn has(&self, table: Table, chain: &str, rule: &str) -> bool {
+        let shared = Name::new(chain).and_then(|name| self.chains.get(&(table, name)));
+        shared.is_some_and(|rules| rules.iter().any(|held| held == rule))
+            || self.built_in.contains(&(table, chain.to_owned(), rule.to_owned()))
+    }
 }
 
 /// The input of a restore.
@@ -88,7 +96,7 @@ impl Script {
                 script.write(table, chain, &[]);
             }
         }
-        script.stand(standing);
+        script.stand(standing, scene);
         script
     }
 
@@ -107,16 +115,19 @@ impl Script {
     }
 
     /// If a way into our chains is missing, those beside it are put up again too, so that all stand in their order.
-    fn stand(&mut self, standing: &Standing) {
-        let footholds = footholds();
-        let has = |table: Table, chain: &str, rule: &str| {
-            standing.built_in.contains(&(table, chain.to_owned(), rule.to_owned()))
-        };
+    fn stand(&mut self, standing: &Standing, scene: &Scene<'_>) {
+        let footholds = footholds(scene);
+        let has = |table: Table, chain: &str, rule: &str| standing.has(table, chain, rule);
         let broken: HashSet<(Table, &str)> = footholds
             .iter()
             .filter(|f| !has(f.table, f.chain, &f.rule.to_string()))
             .map(|f| (f.table, f.chain))
             .collect();
+        // It is the kubelet's too: to declare it again would empty it.
+        let shared = (Table::Filter, Name::known(xt::FIREWALL));
+        if broken.contains(&(Table::Filter, xt::FIREWALL)) && !standing.chains.contains_key(&shared) {
+            self.write(Table::Filter, shared.1, &[]);
+        }
         for foothold in footholds.iter().rev().filter(|f| broken.contains(&(f.table, f.chain))) {
             let (chain, rule) = (foothold.chain, foothold.rule.to_string());
             let (_, body) = self.parts.entry(foothold.table).or_default();

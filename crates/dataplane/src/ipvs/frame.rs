@@ -11,7 +11,7 @@ use model::Protocol;
 use super::{marks, render::Scene, sets::Set};
 use crate::{
     iptables::{
-        frame::{Foothold, loopback_net},
+        frame::{Foothold, guard, loopback_net},
         name::Name,
         rule::{Is, Match, Rule, Sides, State, Target},
     },
@@ -28,8 +28,8 @@ const ACCESS: &str = "kubernetes ipvs access filter";
 const INSIDE: &str = "kubernetes traffic from inside";
 
 /// The ways from the built-in chains into ours, in the order in which they stand there.
-pub(super) fn footholds() -> Vec<Foothold> {
-    [
+pub(super) fn footholds(scene: &Scene<'_>) -> Vec<Foothold> {
+    let own = [
         (Table::Mangle, "PREROUTING", xt::INSIDE, INSIDE),
         (Table::Mangle, "OUTPUT", xt::INSIDE, INSIDE),
         (Table::Mangle, "OUTPUT", xt::OUTPUT_FIREWALL, FIREWALL),
@@ -48,8 +48,8 @@ pub(super) fn footholds() -> Vec<Foothold> {
         table,
         chain,
         rule: Rule::jump(Name::known(to)).with([Match::comment(comment)]),
-    })
-    .into()
+    });
+    guard(scene.family, scene.loopback).into_iter().chain(own).collect()
 }
 
 /// All our chains with their rules.

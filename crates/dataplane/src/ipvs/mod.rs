@@ -51,7 +51,8 @@ use self::{
     turn::Site,
 };
 use crate::{
-    Abilities, Applied, Audited, Config, Dataplane, Error, Reading, Scope, Unsupported,
+    Abilities, Applied, Audited, Config, Dataplane, Error, Loopback, Reading, Scope, Unsupported,
+    loopback::Localnet,
     xtables::{self, Table, Tables, Xtables},
 };
 
@@ -101,6 +102,7 @@ pub struct Ipvs<M = Kernel, T = Xtables> {
     /// The kernel's settings are ours to set: not in tests.
     settles: bool,
     settled: sysctl::Settled,
+    localnet: Localnet,
     /// What is not as it should be on this host; told once.
     doubts: Vec<String>,
     /// The audit has told of what the next complete write mends.
@@ -124,7 +126,7 @@ impl Ipvs<Kernel, Xtables> {
         let kernel =
             Kernel::open().map_err(|error| Unsupported(format!("ipvs mode cannot work here: {error}")))?;
         let mut ipvs = Ipvs::over(kernel, tools, config);
-        (ipvs.doubts, ipvs.settles) = (doubts, true);
+        (ipvs.doubts, ipvs.settles, ipvs.localnet) = (doubts, true, Localnet::of_kernel());
         Ok(ipvs)
     }
 }
@@ -146,6 +148,7 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
             retired: Vec::new(),
             settles: false,
             settled: sysctl::Settled::default(),
+            localnet: Localnet::default(),
             doubts: Vec::new(),
             told: false,
             stood: 0,
@@ -258,7 +261,8 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     fn everything(&mut self, plan: &Plan, family: Family, applied: &mut Applied) -> Result<Holdings, Error> {
         let addresses = self.addresses.clone();
         let settings = self.config.ipvs.clone();
-        let scene = Scene { plan, family, settings: &settings, own: &addresses.own, mark: self.mark() };
+        let (mark, loopback) = (self.mark(), self.localnet.guard(family));
+        let scene = Scene { plan, family, settings: &settings, own: &addresses.own, mark, loopback };
         let (found, order) = self.read(&scene, applied)?;
         let standing =
             Standing::read(&mut self.tables, family).map_err(|failure| Error::tool("read", failure))?;
@@ -410,7 +414,9 @@ impl<M: Machine, T: Tables> Ipvs<M, T> {
     ) -> Result<(), Error> {
         let own = self.addresses.own.clone();
         let settings = self.config.ipvs.clone();
-        let scene = Scene { plan, family, settings: &settings, own: &own, mark: self.mark() };
+        // No rule is written.
+        let (mark, loopback) = (self.mark(), Loopback::default());
+        let scene = Scene { plan, family, settings: &settings, own: &own, mark, loopback };
         let flows: HashMap<Frontend, &FlowRule> =
             changes.flows.iter().map(|rule| (rule.frontend, rule)).collect();
         let mut touched: BTreeSet<Frontend> =

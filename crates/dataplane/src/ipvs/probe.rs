@@ -17,7 +17,7 @@ use super::{
     sets::Set,
 };
 use crate::{
-    Unsupported,
+    Loopback, Unsupported,
     xtables::{Failure, Table, Tables, Xtables},
 };
 
@@ -133,7 +133,14 @@ const NEEDS: [(Table, &str, &str); 9] = [
 fn rules(tools: &mut dyn Tables, family: Family) -> Vec<String> {
     let plan = model::Plan::new();
     let (settings, own) = (Settings::default(), std::collections::BTreeSet::new());
-    let scene = Scene { plan: &plan, family, settings: &settings, own: &own, mark: 1 << 14 };
+    let scene = Scene {
+        plan: &plan,
+        family,
+        settings: &settings,
+        own: &own,
+        mark: 1 << 14,
+        loopback: Loopback::Guarded,
+    };
     let script = Script::to(&Standing::default(), &scene);
     let failure = match tools.restore(family, &script.input()) {
         Err(failure @ (Failure::Refused { .. } | Failure::Missing { .. })) => failure,

@@ -53,7 +53,7 @@ impl Program {
         for (table, chain, rules) in frame::chains(scene) {
             program.tables.chain(table, chain).extend(rules);
         }
-        for foothold in frame::footholds() {
+        for foothold in frame::footholds(scene) {
             let chain = iptables::name::Name::known(foothold.chain);
             program.tables.chain(foothold.table, chain).push(foothold.rule);
         }

@@ -17,6 +17,7 @@ use netlink::{
 };
 
 use super::{Settings, marks, sets::Set};
+use crate::Loopback;
 
 /// What servers and members depend on beyond one decision.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,8 @@ pub struct Scene<'a> {
     pub own: &'a BTreeSet<IpAddr>,
     /// The bit of the mark that means "masquerade".
     pub mark: u32,
+    /// What becomes of loopback addresses; node ports are not served on them.
+    pub loopback: Loopback,
 }
 
 impl Scene<'_> {

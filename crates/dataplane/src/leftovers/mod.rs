@@ -38,7 +38,7 @@ use self::ipvs::Busy;
 pub(crate) use self::{ipvs::is_loaded as has_ipvs, legacy::remove_from};
 pub use self::{keep::Keep, present::present};
 use crate::{
-    Mode,
+    Mode, loopback,
     names::{
         self,
         userspace::{KEEP, TABLE as USERSPACE},
@@ -66,6 +66,14 @@ impl Report {
     fn chains(&mut self, place: &str, count: usize) {
         if count > 0 {
             self.removed.push(format!("{count} chains of {place}"));
+        }
+    }
+
+    /// Tells it if rules are gone that kept strangers from loopback addresses, and they are open now.
+    fn tell_unguarded(&mut self) {
+        let ours = [names::TABLE, USERSPACE].map(|name| format!("table {} {name}", wire(Family::V4)));
+        if ours.iter().any(|table| self.removed.contains(table)) {
+            self.kept.extend(loopback::unguarded());
         }
     }
 
@@ -127,6 +135,7 @@ pub fn withdraw(when: When) -> Report {
     if is_relieved {
         crate::userspace::leave(&mut nft, &mut report);
     }
+    report.tell_unguarded();
     report
 }
 
@@ -191,6 +200,8 @@ fn remove_over<T: Transport>(
             chains::is_current(name) || chains::is_old(name) || chains::is_ipvs(name)
         }
     };
+    // A mode that listens there itself writes no rules.
+    let has_successor = own.is_some() && keep.is_none();
     let written = match keep {
         Some(_) => keep::write(nft.as_mut(), &is_doomed, &mut report),
         None => PerFamily::default(),
@@ -222,6 +233,9 @@ fn remove_over<T: Transport>(
     }
     if let (Some(keep), Ok(nft)) = (keep, &mut nft) {
         keep.settle(nft, written, &mut report);
+    }
+    if !has_successor {
+        report.tell_unguarded();
     }
     report
 }

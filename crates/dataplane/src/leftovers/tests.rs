@@ -92,7 +92,10 @@ const REST: &str = "\
 /// Runs in a namespace of its own; `None` where that is not allowed.
 fn alone<R: Send>(test: impl FnOnce() -> R + Send) -> Option<R> {
     match Netns::new() {
-        Ok(netns) => Some(netns.run(test).expect("it can be entered")),
+        Ok(netns) => {
+            netns.run(crate::loopback::close).expect("it can be entered");
+            Some(netns.run(test).expect("it can be entered"))
+        }
         Err(error) => {
             assert!(std::env::var_os("CI").is_none(), "network namespaces need root: {error}");
             println!("skipped: network namespaces need root");

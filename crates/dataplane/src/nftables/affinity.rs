@@ -33,6 +33,10 @@ pub(super) struct Departed {
 }
 
 impl Departed {
+    pub(super) fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
     /// Takes note of a change that the kernel has acknowledged.
     pub(super) fn note(&mut self, frontend: &Frontend, old: Option<&Held>, new: Option<&Entry>) {
         let is_sticky = |entry: &&Entry| entry.sticky_secs.is_some();

@@ -15,7 +15,10 @@ use super::{
     program::{Chain, ChainKind, Field, Frame, Hook, Rule, Statement},
     slots::Class,
 };
-use crate::names::{chain, hook};
+use crate::{
+    Loopback,
+    names::{chain, hook},
+};
 
 /// What the rules depend on, for all services at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +29,8 @@ pub(super) struct Surroundings {
     pub(super) pods: Option<PodTraffic>,
     /// Node ports are served on all addresses, not on chosen ones.
     pub(super) all_addresses: bool,
-    /// Node ports are served on loopback addresses too.
-    pub(super) loopback: bool,
+    /// What becomes of loopback addresses.
+    pub(super) loopback: Loopback,
     pub(super) service_cidrs: Vec<IpNet>,
     /// Connections are counted.
     pub(super) counted: bool,
@@ -97,8 +100,8 @@ pub(super) fn frame(around: &Surroundings, in_use: &InUse) -> Frame {
     Frame { sets: containers.iter().map(definition).collect(), chains }
 }
 
-/// Source ranges, and with loopback node ports the guard of loopback addresses: both look at what the sender
-/// wrote, so they come before any translation.
+/// Source ranges, and the guard of loopback addresses: both look at what the sender wrote, so they come before any
+/// translation.
 fn firewall(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
     let mut ranged = Space::Service.key();
     ranged.push(Field::Source);
@@ -109,16 +112,8 @@ fn firewall(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
         Statement::Drop,
     ]
     .into();
-    // The kernel refuses packets from the network to 127.0.0.0/8 unless told to route them, which serving node
-    // ports there needs. Answers to connections from loopback still bear the node's address at this point.
-    let guard: Rule = [
-        Statement::Arrives { on: "lo".into(), prefix: false, is: false },
-        Statement::Within { field: Field::Destination, net: loopback_net(around.family), is: true },
-        Statement::Drop,
-    ]
-    .into();
     let mut prerouting = Vec::new();
-    prerouting.extend(around.loopback.then_some(guard));
+    prerouting.extend(around.loopback.is_guarded().then(|| guard(around.family)));
     prerouting.extend(in_use.firewall.then_some(ranges.clone()));
     let mut chains = Vec::new();
     if !prerouting.is_empty() {
@@ -128,6 +123,17 @@ fn firewall(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
         chains.push(filter(hook::FIREWALL_OUTPUT, Hook::Output, BEFORE_DSTNAT, vec![ranges]));
     }
     chains
+}
+
+/// The kernel refuses packets from the network to 127.0.0.0/8 unless told to route them; then we do. Answers to connections
+/// from loopback still bear the node's address at this point.
+pub(crate) fn guard(family: Family) -> Rule {
+    [
+        Statement::Arrives { on: "lo".into(), prefix: false, is: false },
+        Statement::Within { field: Field::Destination, net: loopback_net(family), is: true },
+        Statement::Drop,
+    ]
+    .into()
 }
 
 /// From frontends to balancing chains. Traffic from inside is looked up first in the maps of frontends that
@@ -157,7 +163,7 @@ fn translation(around: &Surroundings) -> [Chain; 2] {
     let own_process = Some(Statement::IsLocal(Field::Source));
     [
         nat(hook::NAT_PREROUTING, Hook::Prerouting, DSTNAT, rules(pods, local(false))),
-        nat(hook::NAT_OUTPUT, Hook::Output, DSTNAT, rules(own_process, local(around.loopback))),
+        nat(hook::NAT_OUTPUT, Hook::Output, DSTNAT, rules(own_process, local(around.loopback.is_served()))),
     ]
 }
 
@@ -206,11 +212,12 @@ fn refusals(around: &Surroundings, in_use: &InUse) -> Vec<Chain> {
         jump(chain::CHECK_SERVICES),
         [Statement::IsNew, unsteered, Statement::Jump(chain::CHECK_CLUSTER_IPS.into())].into(),
     ];
+    let serves = around.loopback.is_served();
     vec![
         filter(hook::FILTER_INPUT, Hook::Input, FILTER, input),
         filter(hook::FILTER_FORWARD, Hook::Forward, FILTER, pass),
         filter(hook::FILTER_OUTPUT, Hook::Output, FILTER, sent),
-        Chain::regular(chain::CHECK_NODE_PORTS, check(addresses(around, around.loopback), Space::NodePort)),
+        Chain::regular(chain::CHECK_NODE_PORTS, check(addresses(around, serves), Space::NodePort)),
         Chain::regular(chain::CHECK_SERVICES, check(Vec::new(), Space::Service)),
         Chain::regular(chain::CHECK_CLUSTER_IPS, cluster_ips),
     ]
@@ -260,7 +267,7 @@ fn masquerading(around: &Surroundings) -> Chain {
     let pair = vec![Field::Source, Field::Destination];
     let hairpin = [Statement::IsTranslated, contained(pair, Container::Hairpin, true), Statement::Masquerade];
     let mut rules = vec![marked.into(), hairpin.into()];
-    if around.loopback {
+    if around.loopback.is_served() {
         // No answer would find its way back to 127.0.0.1.
         let net = loopback_net(around.family);
         let from_loopback = Statement::Within { field: Field::Source, net, is: true };

@@ -41,13 +41,16 @@ use netlink::{
     nft::{Batch, Delete, Monitor, Nft},
 };
 
+pub(crate) use self::{frame::guard, layout::wire, lower::rule as lower};
 use self::{
     forgetter::Forgetter,
     holdings::Holdings,
     turn::{Settings, Turn},
 };
-pub(crate) use self::{layout::wire, lower::rule as lower};
-use crate::{Abilities, Applied, Audited, Config, Dataplane, Error, Listed, Scope, Unsupported, loopback};
+use crate::{
+    Abilities, Applied, Audited, Config, Dataplane, Error, Listed, Loopback, Scope, Unsupported,
+    loopback::Localnet,
+};
 
 /// Keeps our tables.
 #[derive(Debug)]
@@ -58,8 +61,9 @@ pub struct Nftables<T = Socket> {
     known: Option<Box<PerFamily<Holdings>>>,
     audit: audit::Audit,
     forgetter: Forgetter,
-    /// In which families loopback addresses serve node ports.
-    loopback: PerFamily<bool>,
+    localnet: Localnet,
+    /// What the rules do about loopback addresses.
+    loopback: PerFamily<Loopback>,
     /// In which families connections are counted.
     counted: PerFamily<bool>,
     /// What the generation was before the tables were last read as a whole, less the commits we had made by then.
@@ -84,7 +88,6 @@ impl Nftables<Socket> {
 impl<T: Transport> Nftables<T> {
     /// Works over any connection, and takes for granted that the kernel can do what we need.
     pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
-        let loopback = PerFamily { v4: false, v6: false };
         let audit = audit::Audit::default();
         Nftables {
             nft,
@@ -92,8 +95,9 @@ impl<T: Transport> Nftables<T> {
             known: None,
             audit,
             forgetter: Forgetter::default(),
-            loopback,
-            counted: loopback,
+            localnet: Localnet::of_kernel(),
+            loopback: PerFamily::default(),
+            counted: PerFamily { v4: false, v6: false },
             origin: None,
         }
     }
@@ -139,8 +143,9 @@ impl<T: Transport> Dataplane for Nftables<T> {
             _ => None,
         };
         let mut warnings = Vec::new();
-        if changes.is_none_or(|changes| changes.node_wide) {
-            self.loopback = loopback::prepare(plan, self.config.families, &mut warnings);
+        let is_node_wide = changes.is_none_or(|changes| changes.node_wide);
+        if is_node_wide {
+            self.loopback = self.localnet.look(plan, self.config.families, &mut warnings);
         }
         let (known, failed) = match known.filter(|_| changes.is_some()) {
             Some(known) => (known, PerFamily::default()),
@@ -162,14 +167,18 @@ impl<T: Transport> Dataplane for Nftables<T> {
             None => turn.everything(),
         }
         let Turn { known, mut applied, failed, refused, departed, .. } = turn;
-        for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
-            // Of a family that failed it is not known what is in force.
-            if failed[family].is_none() {
-                self.forgetter.follow(family, &known[family], &departed, changes.is_none());
+        if changes.is_none() || !departed.is_empty() {
+            for family in Family::BOTH.into_iter().filter(|family| self.config.families[*family]) {
+                // Of a family that failed it is not known what is in force.
+                if failed[family].is_none() {
+                    self.forgetter.follow(family, &known[family], &departed, changes.is_none());
+                }
             }
         }
         let (forgotten, failure) = self.forgetter.settle(&mut self.nft);
-        let mut errors: Vec<Error> = [failed.v4, failed.v6].into_iter().flatten().collect();
+        let is_guarded = is_node_wide && failed.v4.is_none();
+        let served = if is_guarded { self.localnet.serve(self.loopback) } else { Ok(()) };
+        let mut errors: Vec<Error> = [failed.v4, failed.v6, served.err()].into_iter().flatten().collect();
         let refused = refused.v4.into_iter().chain(refused.v6);
         if changes.is_some() || !errors.is_empty() {
             // It may be that the tables are not as we believe: all is compared, and what is refused then is bad itself.
@@ -198,6 +207,10 @@ impl<T: Transport> Dataplane for Nftables<T> {
             instead: "endpoints are drawn at random",
             ..Abilities::default()
         }
+    }
+
+    fn serves_loopback(&self, family: Family) -> bool {
+        self.loopback[family].is_served()
     }
 
     fn cleanup(&mut self) -> Result<(), Error> {

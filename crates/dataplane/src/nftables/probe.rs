@@ -18,7 +18,7 @@ use super::{
     slots::Class,
     text::keyword,
 };
-use crate::{Unsupported, names};
+use crate::{Loopback, Unsupported, names};
 
 /// Whether the kernel can do all that tables of these families need.
 pub(super) fn probe<T: Transport>(nft: &mut Nft<T>, families: PerFamily<bool>) -> Result<(), Unsupported> {
@@ -42,7 +42,7 @@ fn everything(family: Family) -> Frame {
         mark: 1,
         pods: Some(PodTraffic::Source(loopback_net(family))),
         all_addresses: true,
-        loopback: true,
+        loopback: Loopback::Served,
         service_cidrs: vec![loopback_net(family)],
         counted: true,
     };

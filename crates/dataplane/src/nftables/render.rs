@@ -16,6 +16,7 @@ use super::{
     program::{Bytes, Program},
     slots::{self, Class, Draw},
 };
+use crate::Loopback;
 
 /// What a frontend should put into the table. Endpoints keep the slots they have in `previous`.
 pub(super) fn entry(frontend: &Frontend, decision: &Decision, previous: Option<&Entry>) -> Entry {
@@ -81,7 +82,7 @@ fn draw(algorithm: Algorithm, class: Class) -> Draw {
 }
 
 /// What holds for all services, as the rules need it.
-pub(super) fn surroundings(plan: &Plan, family: Family, mark: u32, loopback: bool) -> Surroundings {
+pub(super) fn surroundings(plan: &Plan, family: Family, mark: u32, loopback: Loopback) -> Surroundings {
     Surroundings {
         family,
         mark,
@@ -102,17 +103,19 @@ fn tells_something(pods: &PodTraffic) -> bool {
 }
 
 /// The addresses that serve node ports, where not all do. Loopback only where it can be served.
-pub(super) fn node_port_addresses(plan: &Plan, family: Family, loopback: bool) -> BTreeSet<IpAddr> {
+pub(super) fn node_port_addresses(plan: &Plan, family: Family, loopback: Loopback) -> BTreeSet<IpAddr> {
     match plan.node_ports(family) {
         NodePortScope::All => BTreeSet::new(),
-        NodePortScope::Only(addresses) => {
-            addresses.iter().filter(|address| loopback || !address.is_loopback()).copied().collect()
-        }
+        NodePortScope::Only(addresses) => addresses
+            .iter()
+            .filter(|address| loopback.is_served() || !address.is_loopback())
+            .copied()
+            .collect(),
     }
 }
 
 /// The whole table of one family, from scratch: for the simulator, for people, and to compare with.
-pub fn program(plan: &Plan, family: Family, mark: u32, loopback: bool) -> Program {
+pub fn program(plan: &Plan, family: Family, mark: u32, loopback: Loopback) -> Program {
     let mut in_use = InUse::default();
     let mut elements = Vec::new();
     let of_family = |address: &IpAddr| Family::of(*address) == family;

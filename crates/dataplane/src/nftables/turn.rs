@@ -22,7 +22,7 @@ use super::{
     meter, render,
     script::{Script, Subject},
 };
-use crate::{Applied, Error, Reading};
+use crate::{Applied, Error, Loopback, Reading};
 
 /// See the module.
 pub(super) struct Turn<'a, T> {
@@ -46,8 +46,8 @@ pub(super) struct Turn<'a, T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) families: PerFamily<bool>,
-    /// Where loopback addresses serve node ports.
-    pub(super) loopback: PerFamily<bool>,
+    /// What becomes of loopback addresses.
+    pub(super) loopback: PerFamily<Loopback>,
     /// The mark's bit that means "masquerade".
     pub(super) mark: u32,
     /// Where connections are counted.

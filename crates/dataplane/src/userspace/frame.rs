@@ -11,12 +11,13 @@ use netlink::nft::{
 
 use super::{book::Side, elements::Place, options::Ports};
 use crate::{
+    Loopback,
     names::{
         chain, hook,
         userspace::{MARK, PAST_IPVS, STEER, STEER_INSIDE, STEER_OUTPUT, STEER_OWN, STEER_PREROUTING},
     },
     nftables::{
-        lower,
+        guard, lower,
         program::{Field, Rule, Statement},
         wire,
     },
@@ -36,6 +37,8 @@ pub(super) struct Around<'a> {
     pub(super) ports: Ports,
     /// The kernel has IPVS loaded.
     pub(super) has_ipvs: bool,
+    /// What becomes of loopback addresses. To serve node ports there takes nothing of the kernel.
+    pub(super) loopback: Loopback,
 }
 
 /// All chains.
@@ -89,13 +92,15 @@ impl Around<'_> {
 
     /// What arrives.
     fn prerouting(&self) -> Vec<Vec<Expr>> {
-        let mut rules = vec![
+        let mut rules = Vec::new();
+        rules.extend(self.loopback.is_guarded().then(|| lower(self.family, &guard(self.family))));
+        rules.extend([
             // Flows that the kernel translates, of another mode or of a neighbour, go on as they began.
             self.rule([Statement::IsTranslated], vec![accept()]),
             [is_reply(), vec![accept()]].concat(),
             // Our connections and flows, also those of services that are gone meanwhile.
             [is_ours(), self.rule([Statement::Mark(MARK)], vec![accept()])].concat(),
-        ];
+        ]);
         if self.has_ipvs {
             rules.push([is_flow_of_others(), vec![accept()]].concat());
             // A packet that fits no connection begins none. Steered to us it would be answered with a reset, which ends the

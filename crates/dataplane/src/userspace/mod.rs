@@ -47,6 +47,7 @@ pub use self::{
 };
 use crate::{
     Abilities, Applied, Config, Dataplane, Error, Scope, Unsupported,
+    loopback::Localnet,
     names::userspace::{LINK, TABLE},
     nftables::wire,
 };
@@ -80,6 +81,7 @@ impl Userspace<Socket> {
                 family,
                 ports: options::Ports { tcp: [1; 2], udp: [1; 2] },
                 has_ipvs: true,
+                loopback: Localnet::default().guard(family),
             };
             let batch = kernel::probe(family, &frame::chains(&around));
             self.nft.rehearse(&batch).map_err(|error| {
@@ -95,7 +97,8 @@ impl Userspace<Socket> {
 }
 
 fn around(plan: &Plan, family: Family, ports: PerFamily<options::Ports>) -> Around<'_> {
-    Around { plan, family, ports: ports[family], has_ipvs: crate::leftovers::has_ipvs() }
+    let (has_ipvs, loopback) = (crate::leftovers::has_ipvs(), Localnet::of_kernel().guard(family));
+    Around { plan, family, ports: ports[family], has_ipvs, loopback }
 }
 
 impl<T: Transport> Userspace<T> {

@@ -21,7 +21,10 @@ pub(crate) fn with_each(work: impl Fn(Variant) + Sync) {
 /// A network namespace, if this process may make one.
 pub(crate) fn namespace() -> Option<Netns> {
     match Netns::new() {
-        Ok(netns) => Some(netns),
+        Ok(netns) => {
+            netns.run(crate::loopback::close).unwrap();
+            Some(netns)
+        }
         Err(error) => {
             assert!(env::var_os("CI").is_none(), "no namespace: {error}");
             eprintln!("skipped: no namespace: {error}");

@@ -27,10 +27,12 @@ pub fn run(args: &[String]) -> ExitCode {
         }
     };
     let report = leftovers::withdraw(when);
-    if report.removed.is_empty() && report.failed.is_empty() {
+    if report.removed.is_empty() && report.kept.is_empty() && report.failed.is_empty() {
         return print("there was nothing to remove\n");
     }
-    let printed = print(&report.removed.iter().map(|thing| format!("removed {thing}\n")).collect::<String>());
+    let removed = report.removed.iter().map(|thing| format!("removed {thing}\n"));
+    let kept = report.kept.iter().map(|reason| format!("{reason}\n"));
+    let printed = print(&removed.chain(kept).collect::<String>());
     match report.failed.as_slice() {
         [] => printed,
         failed => say(&format!("not everything could be removed: {}", failed.join("; "))),

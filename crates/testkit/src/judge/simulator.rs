@@ -8,7 +8,7 @@ use std::{
 };
 
 use dataplane::{
-    Mode,
+    Loopback, Mode,
     iptables::{self, Scene},
     ipvs,
     nftables::{
@@ -62,7 +62,10 @@ impl Program {
     fn render(mode: Mode, plan: &Plan, family: Family, host: &Host) -> Program {
         let mark = 1 << dataplane::names::MASQUERADE_BIT;
         // The kernel can serve loopback addresses in IPv4 only.
-        let loopback = family == Family::V4 && plan.loopback_node_ports(family);
+        let loopback = match family == Family::V4 && plan.loopback_node_ports(family) {
+            true => Loopback::Served,
+            false => Loopback::Closed,
+        };
         match mode {
             Mode::Iptables => {
                 let scene =
@@ -71,7 +74,8 @@ impl Program {
             }
             Mode::Ipvs => {
                 let (settings, own) = (ipvs::Settings::default(), host.addresses());
-                let scene = ipvs::render::Scene { plan, family, settings: &settings, own: &own, mark };
+                let scene =
+                    ipvs::render::Scene { plan, family, settings: &settings, own: &own, mark, loopback };
                 Program::Ipvs(Box::new(ipvs::program::Program::render(&scene)), ipvs::sim::Memory::new())
             }
             Mode::Nftables | Mode::Userspace | Mode::None => {

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::make::{Cluster, detectors, events, sampler};
 use crate::{
+    Loopback,
     iptables::{
         Scene, parse,
         program::Program,
@@ -23,7 +24,15 @@ use crate::{
 };
 
 pub(super) fn scene(plan: &Plan, family: Family) -> Scene<'_> {
-    Scene { plan, family, mark: 0x4000, loopback: false, liberal: false, accounts: false, comments: true }
+    Scene {
+        plan,
+        family,
+        mark: 0x4000,
+        loopback: Loopback::Closed,
+        liberal: false,
+        accounts: false,
+        comments: true,
+    }
 }
 
 fn rules(program: &Program) -> impl Iterator<Item = &Rule> {
@@ -83,9 +92,12 @@ fn what_the_tool_prints_otherwise_is_the_same_rule() {
 fn counters_of_their_own_change_no_verdict() {
     let cluster = sampler();
     for family in Family::BOTH {
-        let plain = render::program(&Scene { loopback: true, ..scene(&cluster.plan, family) });
-        let counted =
-            render::program(&Scene { loopback: true, accounts: true, ..scene(&cluster.plan, family) });
+        let plain = render::program(&Scene { loopback: Loopback::Served, ..scene(&cluster.plan, family) });
+        let counted = render::program(&Scene {
+            loopback: Loopback::Served,
+            accounts: true,
+            ..scene(&cluster.plan, family)
+        });
         let names =
             |program: &Program| rules(program).filter(|rule| rule.to_string().contains("nfacct")).count();
         assert_eq!(names(&plain), 0);

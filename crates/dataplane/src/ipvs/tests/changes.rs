@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 use super::memory::Memory;
 use crate::{
-    Config, Dataplane as _, Scope,
+    Config, Dataplane as _, Loopback, Scope,
     iptables::tests::{
         make::{Cluster, Sketch, detectors, events, ready, sampler, sketch},
         memory::Memory as Tables,
@@ -24,7 +24,10 @@ use crate::{
         Ipvs, Settings, holdings::asked, kernel::Machine as _, program::Program, render::Scene, sets::Set,
         text,
     },
+    loopback::Localnet,
+    names::{ROUTE_LOCALNET, xt},
     nftables::tests::make::{ip, node_ip},
+    xtables::{Table, Tables as _, testing::namespace},
 };
 
 type Fake = Ipvs<Memory, Tables>;
@@ -39,7 +42,14 @@ fn ipvs(memory: Memory) -> Fake {
 
 fn program(plan: &Plan, family: Family) -> Program {
     let (settings, own) = (Settings::default(), own());
-    Program::render(&Scene { plan, family, settings: &settings, own: &own, mark: 1 << 14 })
+    Program::render(&Scene {
+        plan,
+        family,
+        settings: &settings,
+        own: &own,
+        mark: 1 << 14,
+        loopback: Loopback::Closed,
+    })
 }
 
 /// Panics unless the kernel holds the plan, all of it and nothing else; what is going aside.
@@ -118,6 +128,31 @@ fn a_restart_changes_nothing() {
     let mut second = Ipvs::over(first.machine, first.tables, &Config::default());
     assert!(second.apply(&cluster.plan, Scope::All).unwrap().changed_nothing());
     assert_eq!(second.machine.written, written);
+}
+
+/// The chain is the kubelet's too, and what it has there stays.
+#[test]
+fn loopback_is_guarded_while_the_kernel_would_route_it() {
+    let Some(netns) = namespace() else { return };
+    let set = |value| netns.run(move || std::fs::write(ROUTE_LOCALNET, value)).unwrap().unwrap();
+    let cluster = sampler();
+    let mut ipvs = ipvs(Memory::default());
+    ipvs.localnet = Localnet::of_kernel();
+    let kubelet = "*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL -d 192.0.2.1/32 -j DROP\nCOMMIT\n";
+    ipvs.tables.restore(Family::V4, kubelet).unwrap();
+    let count = |ipvs: &Fake, family, chain| {
+        let rules = ipvs.tables.rules(family, Table::Filter, chain).cloned().unwrap_or_default();
+        rules.into_iter().filter(|rule| chain == xt::FIREWALL || rule.contains(xt::FIREWALL)).count()
+    };
+    for (value, guard) in [("0", 0), ("1", 1), ("1", 1)] {
+        set(value);
+        netns.run(|| ipvs.apply(&cluster.plan, Scope::All)).unwrap().unwrap();
+        let held = ["INPUT", "OUTPUT", xt::FIREWALL].map(|chain| count(&ipvs, Family::V4, chain));
+        assert_eq!(held, [guard, guard, guard + 1], "{value}");
+        assert_eq!(count(&ipvs, Family::V6, "INPUT"), 0, "the kernel never routes ::1");
+        let again = netns.run(|| ipvs.apply(&cluster.plan, Scope::All)).unwrap().unwrap();
+        assert!(again.changed_nothing(), "{again:?}");
+    }
 }
 
 /// Whatever the size of the cluster and of the service.

@@ -9,7 +9,7 @@ use model::Family;
 use netlink::Netns;
 
 use crate::{
-    Config, Dataplane as _, Scope,
+    Config, Dataplane as _, Loopback, Scope,
     iptables::tests::make::sampler,
     ipvs::{Ipvs, Settings, program::Program, render::Scene, text},
     nftables::tests::make::node_ip,
@@ -17,7 +17,14 @@ use crate::{
 
 fn programs(own: &BTreeSet<IpAddr>) -> [Program; 2] {
     let (cluster, settings) = (sampler(), Settings::default());
-    let scene = |family| Scene { plan: &cluster.plan, family, settings: &settings, own, mark: 1 << 14 };
+    let scene = |family| Scene {
+        plan: &cluster.plan,
+        family,
+        settings: &settings,
+        own,
+        mark: 1 << 14,
+        loopback: Loopback::Closed,
+    };
     Family::BOTH.map(|family| Program::render(&scene(family)))
 }
 

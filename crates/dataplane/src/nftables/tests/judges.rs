@@ -10,11 +10,14 @@ use proptest::prelude::*;
 use super::make::{
     at, drafts, forward, ip, is_local, loopback_ip, node_ip, other_node_ip, pool, same, sampler, sticky,
 };
-use crate::nftables::{
-    entry::Entry,
-    render,
-    sim::{self, Fate},
-    slots::Class,
+use crate::{
+    Loopback,
+    nftables::{
+        entry::Entry,
+        render,
+        sim::{self, Fate},
+        slots::Class,
+    },
 };
 
 /// Packets that have something to do with a plan, and some that have not.
@@ -75,7 +78,7 @@ proptest! {
     fn rules_do_what_the_plan_says(draft in drafts()) {
         let plan = draft.plan();
         for family in Family::BOTH {
-            assert_agreement(&plan, &render::program(&plan, family, 0x4000, false));
+            assert_agreement(&plan, &render::program(&plan, family, 0x4000, Loopback::Closed));
         }
     }
 }
@@ -88,7 +91,7 @@ fn every_count_is_balanced_within_half_a_percent() {
         let frontend = at(ip(family, "10.96.0.1"), Protocol::Tcp, 80);
         let decision = same(forward(pool(family, hosts), Masquerade::Never));
         let plan = model::PlanBuilder::new().frontend(frontend, decision).build();
-        assert_agreement(&plan, &render::program(&plan, family, 0x4000, false));
+        assert_agreement(&plan, &render::program(&plan, family, 0x4000, Loopback::Closed));
     }
 }
 
@@ -109,7 +112,7 @@ fn a_class_that_is_kept_balances_as_well() {
         let large = entry(&was, None);
         let kept = entry(&is, Some(&large));
         assert_eq!(kept.everyone.as_ref().unwrap().draw, large.everyone.as_ref().unwrap().draw);
-        let mut program = render::program(&was, family, 0x4000, false);
+        let mut program = render::program(&was, family, 0x4000, Loopback::Closed);
         program.elements.clear();
         for placed in kept.elements(&frontend) {
             let set = program.elements.entry(placed.container.name().into_owned()).or_default();
@@ -134,7 +137,7 @@ fn node_ports_on_loopback_addresses() {
     draft.node_wide.v4.scope =
         model::NodePortScope::Only([node_ip(Family::V4), loopback_ip(Family::V4)].into());
     let plan = draft.plan();
-    let program = render::program(&plan, Family::V4, 0x4000, true);
+    let program = render::program(&plan, Family::V4, 0x4000, Loopback::Served);
     let mut packet = Packet {
         origin: Origin::Node,
         source: loopback_ip(Family::V4),
@@ -160,7 +163,7 @@ fn a_client_is_remembered_and_forgotten() {
     let frontend = at(ip(family, "10.96.0.1"), Protocol::Tcp, 80);
     let decision = sticky(60, same(forward(pool(family, [1, 101, 102]), Masquerade::Always)));
     let plan = model::PlanBuilder::new().frontend(frontend, decision).build();
-    let mut program = render::program(&plan, family, 0x4000, false);
+    let mut program = render::program(&plan, family, 0x4000, Loopback::Closed);
     let packet = |source| Packet {
         origin: Origin::Interface("eth0".into()),
         source: ip(family, source),

@@ -23,8 +23,8 @@ use super::{
     make::{Draft, at, forward, histories, ip, pool, same, sample, sampler},
 };
 use crate::{
-    Config, Dataplane, Error, Scope,
-    names::TABLE,
+    Config, Dataplane, Error, Loopback, Scope,
+    names::{TABLE, hook::FIREWALL_PREROUTING},
     nftables::{
         Nftables, diff,
         entry::Entry,
@@ -33,7 +33,7 @@ use crate::{
         kernel,
         meter::Meter,
         probe,
-        program::Statement,
+        program::{Frame, Statement},
         render,
         slots::{Class, Draw, Slots},
     },
@@ -43,7 +43,10 @@ use crate::{
 /// must be allowed.
 pub(super) fn in_namespace<R: Send>(test: &str, work: impl FnOnce() -> R + Send) -> Option<R> {
     match Netns::new() {
-        Ok(netns) => Some(netns.run(work).unwrap()),
+        Ok(netns) => {
+            netns.run(crate::loopback::close).unwrap();
+            Some(netns.run(work).unwrap())
+        }
         Err(error) if error.is_permission() && std::env::var_os("CI").is_none() => {
             println!("skipped {test}: a network namespace needs privileges ({error})");
             None
@@ -78,10 +81,10 @@ pub(super) fn assert_kernel_matches(plan: &Plan) {
         let ours = |address: &std::net::IpAddr| Family::of(*address) == family;
         assert_eq!(found.cluster_ips, plan.cluster_ips().filter(ours).collect());
         assert_eq!(found.hairpin, plan.local_backends().filter(ours).collect());
-        let addresses = render::node_port_addresses(plan, family, false);
+        let addresses = render::node_port_addresses(plan, family, Loopback::Closed);
         assert_eq!(found.node_port_addresses, addresses.into_iter().collect());
 
-        let around = render::surroundings(plan, family, 0x4000, false);
+        let around = render::surroundings(plan, family, 0x4000, Loopback::Closed);
         let rendered = frame::frame(&around, &holdings::installed(&found.frame));
         assert_eq!(diff::frame(&found.frame, &rendered), diff::FrameDelta::default());
         assert_agreement(plan, &kernel::program(&mut nft, family).unwrap().unwrap());
@@ -340,16 +343,37 @@ fn assert_kernel_matches_quickly(plan: &Plan) {
 fn loopback_node_ports_need_a_setting() {
     in_namespace("loopback_node_ports_need_a_setting", || {
         let setting = || std::fs::read_to_string(crate::names::ROUTE_LOCALNET).unwrap();
-        // A new namespace begins with what the host has.
-        std::fs::write(crate::names::ROUTE_LOCALNET, "0").unwrap();
         let mut nftables = open();
         load(&mut nftables, &sampler().plan());
         assert_eq!(setting().trim(), "0", "not needed, not written");
         let asked = |family| model::PlanBuilder::new().loopback_node_ports(family).build();
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let refuse = |request: Request| request.is_batch.then_some(Fault::Refused(Errno::NOMEM));
+        let mut refused = Nftables::over(Nft::over(Faulty::new(socket, refuse)), &Config::default());
+        assert!(refused.apply(&asked(Family::V4), Scope::All).is_err());
+        assert_eq!(setting().trim(), "0", "nothing guards it yet");
         let applied = nftables.apply(&asked(Family::V4), Scope::All).unwrap();
         assert_eq!((setting().trim(), applied.warnings.len()), ("1", 0));
         let applied = nftables.apply(&asked(Family::V6), Scope::All).unwrap();
         assert_eq!(applied.warnings.len(), 1, "{:?}", applied.warnings);
+    });
+}
+
+#[test]
+fn loopback_is_guarded_while_the_kernel_would_route_it() {
+    in_namespace("loopback_is_guarded_while_the_kernel_would_route_it", || {
+        let frame = |loopback| render::program(&sampler().plan(), Family::V4, 0x4000, loopback).frame;
+        let held = || kernel::read(&mut Nft::open().unwrap(), Family::V4).unwrap().frame;
+        let chain = |frame: &Frame| frame.chains.iter().find(|it| it.name == FIREWALL_PREROUTING).cloned();
+        let mut nftables = open();
+        let (closed, guarded) = (Loopback::Closed, Loopback::Guarded);
+        // To the kernel everything but 0 is yes.
+        for (value, loopback) in [("0", closed), ("1", guarded), ("0", closed), ("2", guarded)] {
+            std::fs::write(crate::names::ROUTE_LOCALNET, value).unwrap();
+            load(&mut nftables, &sampler().plan());
+            assert_eq!(chain(&held()), chain(&frame(loopback)), "{value}");
+            assert_kernel_matches_quickly(&sampler().plan());
+        }
     });
 }
 
@@ -363,7 +387,7 @@ fn a_kernel_that_cannot_is_told_in_a_sentence() {
         };
         assert!(say(Errno::PERM).contains("CAP_NET_ADMIN"), "{}", say(Errno::PERM));
         assert!(say(Errno::OPNOTSUPP).contains("this kernel"), "{}", say(Errno::OPNOTSUPP));
-        let mut frame = render::program(&sampler().plan(), Family::V6, 0x4000, false).frame;
+        let mut frame = render::program(&sampler().plan(), Family::V6, 0x4000, Loopback::Closed).frame;
         let mut nft = Nft::open().unwrap();
         probe::ask(&mut nft, Family::V6, &frame).unwrap();
         for chain in &mut frame.chains {

@@ -11,7 +11,7 @@ use super::{
     make::{drafts, sample, sampler, wishes},
 };
 use crate::{
-    Dataplane, Scope,
+    Dataplane, Loopback, Scope,
     nftables::{render, text::keyword},
 };
 
@@ -62,7 +62,7 @@ fn nft_prints_our_tables_as_we_do() {
             nftables.apply(&plan, Scope::All).unwrap();
             let dump = nftables.dump().unwrap();
             for family in Family::BOTH {
-                let rendered = render::program(&plan, family, 0x4000, false).to_string();
+                let rendered = render::program(&plan, family, 0x4000, Loopback::Closed).to_string();
                 assert!(normal(&dump).len() > 30);
                 let Some(listed) = nft_list(family) else { return };
                 assert_eq!(normal(&listed), normal(&rendered), "{listed}");
@@ -78,8 +78,9 @@ fn our_dump_is_what_the_kernel_holds() {
         let mut nftables = super::kernel::open();
         assert_eq!(nftables.dump().unwrap(), "");
         nftables.apply(&plan, Scope::All).unwrap();
-        let rendered: String =
-            Family::BOTH.map(|family| render::program(&plan, family, 0x4000, false).to_string()).concat();
+        let rendered: String = Family::BOTH
+            .map(|family| render::program(&plan, family, 0x4000, Loopback::Closed).to_string())
+            .concat();
         assert_eq!(normal(&nftables.dump().unwrap()), normal(&rendered));
     });
 }
@@ -90,7 +91,7 @@ fn nft_prints_what_loopback_node_ports_need() {
         let builder = PlanBuilder::new().node_ports(Family::V4, NodePortScope::All);
         let plan = builder.loopback_node_ports(Family::V4).build();
         super::kernel::open().apply(&plan, Scope::All).unwrap();
-        let rendered = render::program(&plan, Family::V4, 0x4000, true).to_string();
+        let rendered = render::program(&plan, Family::V4, 0x4000, Loopback::Served).to_string();
         assert!(rendered.contains("iifname != \"lo\" ip daddr 127.0.0.0/8 drop"), "{rendered}");
         let Some(listed) = nft_list(Family::V4) else { return };
         assert_eq!(normal(&listed), normal(&rendered), "{listed}");
@@ -106,7 +107,7 @@ fn nft_prints_any_table() {
         in_namespace("nft_prints_any_table", || {
             super::kernel::open().apply(&plan, Scope::All).unwrap();
             for family in Family::BOTH {
-                let rendered = render::program(&plan, family, 0x4000, false).to_string();
+                let rendered = render::program(&plan, family, 0x4000, Loopback::Closed).to_string();
                 let Some(listed) = nft_list(family) else { return };
                 assert_eq!(normal(&listed), normal(&rendered), "{listed}");
             }
@@ -123,7 +124,7 @@ fn the_golden_table() {
         (Family::V4, "wishes.ip.nft", wishes().plan()),
         (Family::V6, "wishes.ip6.nft", wishes().plan()),
     ] {
-        let rendered = render::program(&plan, family, 0x4000, false).to_string();
+        let rendered = render::program(&plan, family, 0x4000, Loopback::Closed).to_string();
         let path = format!("{}/src/nftables/tests/{name}", env!("CARGO_MANIFEST_DIR"));
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(&path, &rendered).unwrap();

@@ -8,13 +8,16 @@ use model::{Family, Pool};
 use proptest::prelude::*;
 
 use super::make::{decisions, drafts, frontends, pool, pools};
-use crate::nftables::{
-    diff::{self, Delta},
-    entry::{Entry, Placed, Refusal},
-    frame::InUse,
-    layout::{self, Container, Kind, Mark, Side, Space, Way},
-    lift, lower, render,
-    slots::{self, Class, Slots},
+use crate::{
+    Loopback,
+    nftables::{
+        diff::{self, Delta},
+        entry::{Entry, Placed, Refusal},
+        frame::InUse,
+        layout::{self, Container, Kind, Mark, Side, Space, Way},
+        lift, lower, render,
+        slots::{self, Class, Slots},
+    },
 };
 
 fn families() -> impl Strategy<Value = Family> {
@@ -96,7 +99,7 @@ proptest! {
     fn every_rule_there_and_back(draft in drafts()) {
         let plan = draft.plan();
         for family in Family::BOTH {
-            for loopback in [false, true] {
+            for loopback in [Loopback::Closed, Loopback::Guarded, Loopback::Served] {
                 let program = render::program(&plan, family, 0x4000, loopback);
                 for rule in program.frame.chains.iter().flat_map(|chain| &chain.rules) {
                     let exprs = lower::rule(family, rule);
@@ -110,7 +113,7 @@ proptest! {
     fn a_frame_differs_from_itself_in_nothing(draft in drafts()) {
         let plan = draft.plan();
         for family in Family::BOTH {
-            let frame = render::program(&plan, family, 0x4000, false).frame;
+            let frame = render::program(&plan, family, 0x4000, Loopback::Closed).frame;
             prop_assert_eq!(diff::frame(&frame, &frame), diff::FrameDelta::default());
         }
     }
