@@ -2,7 +2,7 @@
 
 //! Credentials that expire and are replaced.
 
-use std::{env, fs, process::Command, time::Duration};
+use std::{env, fs, process::Command, thread, time::Duration};
 
 use model::Kind;
 use serde_json::json;
@@ -98,6 +98,34 @@ fn a_plugin_may_leave_out_the_expiry_later() {
     server.write_token(following.dir.path());
     server.cut_connections();
     server.put(slice("svc0002-x", &addresses(42, 3)));
+    following.converge(&server);
+}
+
+/// Whatever is wrong with a client that finds no way, a new one may do better.
+#[test]
+fn a_client_without_connection_is_made_anew() {
+    let server = server(5);
+    let following = Following::start_with(&server, Login::Exec, false);
+    following.converge(&server);
+    let (dir, runs) = (following.dir.path(), following.dir.path().join("runs"));
+    let kubeconfig = fs::read_to_string(dir.join("kubeconfig")).expect("it was written");
+    let script = format!("echo run >> {}; cat {}", runs.display(), dir.join("credential.json").display());
+    let mut config: serde_json::Value = serde_json::from_str(&kubeconfig).expect("it is JSON");
+    config["users"][0]["user"]["exec"]["command"] = json!("sh");
+    config["users"][0]["user"]["exec"]["args"] = json!(["-c", script]);
+    fs::write(dir.join("kubeconfig"), config.to_string()).expect("it can be written");
+    server.cut_connections();
+    let count = || fs::read_to_string(&runs).unwrap_or_default().lines().count();
+    server.put(slice("svc0001-x", &addresses(41, 3)));
+    following.wait_until("the plugin was asked", || count() >= 1);
+    following.converge(&server);
+    thread::sleep(Duration::from_millis(500));
+    let before = count();
+    server.go_down();
+    following.wait_until("the plugin was asked again", || count() > before);
+    following.pass(Duration::from_secs(60));
+    assert!(count() < before + 10, "{} times in a minute", count());
+    server.come_up();
     following.converge(&server);
 }
 

@@ -465,4 +465,19 @@ mod tests {
             assert_eq!(runs, 2, "at the start, and once more");
         }
     }
+
+    #[test]
+    fn a_server_without_scheme_or_sense_panics_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let open = |server: &str| {
+            std::fs::write(&path, kubeconfig("").replace("http://127.0.0.1:1", server)).unwrap();
+            open(Settings { kubeconfig: Some(path.clone()), ..Settings::default() })
+        };
+        assert_eq!(&*open("127.0.0.1:8001").unwrap().held().host, "127.0.0.1:8001");
+        for server in ["", "/path", "ftp://x", "https://", "http://a b"] {
+            let sentence = open(server).err().expect("it is refused").to_string();
+            assert!(sentence.contains("server") && sentence.contains("kubeconfig"), "{sentence}");
+        }
+    }
 }

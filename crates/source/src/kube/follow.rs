@@ -87,6 +87,8 @@ pub(crate) struct Follower<R> {
     path: usize,
     protocol: Protocol,
     backoff: Backoff,
+    /// Requests in a row that were never answered.
+    unanswered: u32,
     random: Random,
     kind: PhantomData<fn() -> R>,
 }
@@ -95,7 +97,7 @@ impl<R: Resource> Follower<R> {
     pub(crate) fn new(shared: Shared, place: Place) -> Follower<R> {
         let protocol = Protocol::new(shared.access.settings().json);
         let (backoff, random) = (Backoff::new(), Random::new());
-        Follower { shared, place, path: 0, protocol, backoff, random, kind: PhantomData }
+        Follower { shared, place, path: 0, protocol, backoff, unanswered: 0, random, kind: PhantomData }
     }
 
     /// Ends only when nobody listens any more.
@@ -139,8 +141,17 @@ impl<R: Resource> Follower<R> {
     }
 
     fn next(&mut self, trouble: &Trouble) -> Next {
+        self.unanswered = match trouble {
+            Trouble::Transport(_) | Trouble::Unanswered => self.unanswered + 1,
+            _ => 0,
+        };
         match self.protocol.trouble(trouble) {
             Next::Absent if !self.place.may_be_absent => Next::Later,
+            // Perhaps it is the client: what it knows of authorities and proxies is from when it was made.
+            Next::Later if self.unanswered >= UNANSWERED => {
+                self.unanswered = 0;
+                Next::Renew
+            }
             next => next,
         }
     }
@@ -511,6 +522,8 @@ const LIST_IDLE: Duration = Duration::from_secs(30);
 /// A server sends a bookmark each minute. After a longer silence the watch is opened again from where it was,
 /// which costs a server that was merely quiet one request.
 const IDLE: Duration = Duration::from_secs(150);
+/// Requests without an answer until a new client is made.
+const UNANSWERED: u32 = 6;
 /// Refusals until they are believed; five or six seconds.
 const FORBIDDEN_TRIES: u32 = 5;
 /// A server that does not know a kind may learn it by an upgrade.

@@ -56,13 +56,12 @@ pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<See
     if let Some(exec) = user.exec.as_mut().filter(|exec| exec.provide_cluster_info) {
         exec.cluster = Some(shown.clone());
     }
-    let url = cluster.server.as_deref().ok_or_else(|| refuse("its cluster has no server".into()))?;
-    let url = match master {
-        Some(master) => {
-            server_url(master).map_err(|reason| Error::Master { url: master.to_owned(), reason })?
-        }
-        None => url.parse().map_err(|error: http::uri::InvalidUri| refuse(error.to_string()))?,
-    };
+    let url = cluster.server.as_deref().unwrap_or_default();
+    // What has no scheme makes `kube` panic with the first request.
+    let url = server_url(url).map_err(|reason| match master {
+        Some(master) => Error::Master { url: master.to_owned(), reason },
+        None => refuse(format!("its server {url:?} is not a URL such as https://10.0.0.1:6443: {reason}")),
+    })?;
     let mut config = Config::new(url);
     config.root_cert = authority.map_err(refuse)?;
     config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or(false);
