@@ -20,6 +20,7 @@ use kube::{
     Client, Config,
     config::{AuthInfo, ExecConfig},
 };
+use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 
 use super::{
@@ -182,9 +183,10 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retrying is this module's business: with backoff, and with the answer in the status.
     config.default_retry = false;
-    // A token in the kubeconfig itself comes first.
-    let token_file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
-    let token_file = token_file.map(PathBuf::from);
+    let token_file = config.auth_info.token_file.take().map(PathBuf::from);
+    // As in client-go, a file comes before a token, which is for when the file cannot be read.
+    let own = config.auth_info.token.take_if(|_| token_file.is_some());
+    let own = own.and_then(|token| bearer(token.expose_secret()));
     // Files are read in there, and a token that cannot be sent makes it panic. The stamps were taken before the files
     // are read into the client, so that a change in between is seen.
     let client = tokio::task::spawn_blocking(move || connect::client(config)).await;
@@ -193,7 +195,7 @@ async fn make(settings: &Settings) -> Result<Held, Error> {
         .map_err(|error| Error::Client { reason: sentence(&error) })?;
     let token = match &token_file {
         None => given,
-        Some(path) => Some(read_token(path).ok_or_else(|| Error::Token { path: path.clone() })?),
+        Some(path) => Some(read_token(path).or(own).ok_or_else(|| Error::Token { path: path.clone() })?),
     };
     Ok(Held { client, host, generation: 0, files, token_file, token, expires, failed: None })
 }
@@ -464,6 +466,51 @@ mod tests {
             let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap().lines().count();
             assert_eq!(runs, 2, "at the start, and once more");
         }
+    }
+
+    /// What is sent for this user: the header we add, or that a token is left to the client.
+    fn authorization(user: &str) -> Result<Option<String>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        std::fs::write(&path, kubeconfig(user)).unwrap();
+        std::fs::write(folder.path().join("token"), "from-file\n").unwrap();
+        let settings = Settings { kubeconfig: Some(path), ..Settings::default() };
+        let access = open(settings).map_err(|error| error.to_string())?;
+        let held = access.held();
+        Ok(held.token.map(|token| token.to_str().unwrap().to_owned()))
+    }
+
+    #[test]
+    fn a_token_file_comes_before_a_token() {
+        let sent = |text: &str| Ok(Some(format!("Bearer {text}")));
+        assert_eq!(authorization("token: own, tokenFile: token"), sent("from-file"));
+        assert_eq!(authorization("token: own, tokenFile: missing"), sent("own"));
+        assert_eq!(authorization("token: \"\", tokenFile: token"), sent("from-file"));
+    }
+
+    #[test]
+    fn an_empty_text_is_nothing() {
+        for user in [
+            "token: \"\"",
+            "tokenFile: \"\"",
+            "username: \"\", password: \"\"",
+            "client-certificate: \"\", client-key: \"\"",
+            "client-certificate-data: \"\", client-key-data: \"\"",
+        ] {
+            assert_eq!(authorization(user), Ok(None), "{user}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let text = "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n\
+             clusters: [{name: c, cluster: {server: \"https://10.0.0.1\", certificate-authority: \"\",\n\
+             certificate-authority-data: \"\", tls-server-name: \"\", proxy-url: \"\"}}]\n\
+             users: [{name: u, user: {token: \"\", username: \"\", password: \"\"}}]\n";
+        std::fs::write(&path, text).unwrap();
+        let settings = Settings { kubeconfig: Some(path), ..Settings::default() };
+        let (config, files) = configure(&settings).unwrap();
+        assert_eq!((config.root_cert, config.tls_server_name, files.len()), (None, None, 1));
+        let user = config.auth_info;
+        assert!(user.token.is_none() && user.username.is_none() && user.password.is_none());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kube::{
     Config,
     config::{AuthInfo, Cluster, ExecAuthCluster, Kubeconfig},
 };
+use secrecy::ExposeSecret as _;
 
 use super::{
     access::{Error, sentence},
@@ -44,6 +45,7 @@ pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<See
     std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| refuse(sentence(&error)))?;
     let (mut cluster, mut user) = current(&kubeconfig).map_err(refuse)?;
+    forget_empty(&mut cluster, &mut user);
     if let Some(master) = master {
         cluster.server = Some(master.to_owned());
     }
@@ -67,7 +69,7 @@ pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<See
     config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or(false);
     config.tls_server_name = cluster.tls_server_name;
     config.auth_info = user;
-    if let Some(text) = cluster.proxy_url.filter(|text| !text.is_empty()) {
+    if let Some(text) = cluster.proxy_url {
         let proxy = proxy_url(&text).ok_or_else(|| refuse(format!("its proxy-url {text:?} is no URL")))?;
         config.proxy_url = Some(proxy);
     }
@@ -85,6 +87,34 @@ fn current(kubeconfig: &Kubeconfig) -> Result<(Cluster, AuthInfo), String> {
     let cluster = cluster.ok_or_else(|| format!("it has no cluster {:?}", context.cluster))?;
     let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref());
     Ok((cluster, user.and_then(|named| named.auth_info.clone()).unwrap_or_default()))
+}
+
+/// As in client-go, an empty text is as good as none.
+fn forget_empty(cluster: &mut Cluster, user: &mut AuthInfo) {
+    for text in [
+        &mut cluster.server,
+        &mut cluster.certificate_authority_data,
+        &mut cluster.tls_server_name,
+        &mut cluster.proxy_url,
+        &mut user.username,
+        &mut user.client_certificate_data,
+        &mut user.impersonate,
+        &mut user.impersonate_uid,
+    ] {
+        text.take_if(|text| text.is_empty());
+    }
+    for secret in [&mut user.password, &mut user.token, &mut user.client_key_data] {
+        secret.take_if(|secret| secret.expose_secret().is_empty());
+    }
+    for path in [
+        &mut cluster.certificate_authority,
+        &mut user.client_certificate,
+        &mut user.client_key,
+        &mut user.token_file,
+    ] {
+        // `kube` has put the folder of the kubeconfig before it.
+        path.take_if(|path| path.is_empty() || path.ends_with('/'));
+    }
 }
 
 /// The certificates of a PEM file.
