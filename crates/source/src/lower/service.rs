@@ -9,8 +9,8 @@ use model::{
 };
 
 use super::{
-    HEADLESS, Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, annotations::Wishes, namespaced,
-    parse_cidr, parse_ip, port,
+    Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, annotations::Wishes, namespaced, parse_cidr,
+    parse_ip, port,
 };
 use crate::{
     object::{self, Metadata, ServiceSpec},
@@ -87,7 +87,6 @@ impl Resource for object::Service {
 
 fn is_not_ours(metadata: &Metadata, spec: &ServiceSpec) -> bool {
     metadata.label(SERVICE_PROXY_NAME).is_some()
-        || metadata.label(HEADLESS).is_some()
         || spec.kind.as_deref() == Some("ExternalName")
         || matches!(spec.cluster_ip.as_deref().unwrap_or_default(), "" | "None")
 }
