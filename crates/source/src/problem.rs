@@ -132,6 +132,8 @@ reasons! {
     BadCidr, "bad_cidr", "not a CIDR", "range left out";
     BadPort, "bad_port", "not a port from 1 to 65535", "port left out";
     BadNodePort, "bad_node_port", "not a node port from 0 to 65535", "node port left out";
+    NoHealthCheckPort, "no_health_check_port",
+        "a load balancer with externalTrafficPolicy Local needs a port for health checks", "none are answered";
     BadProtocol, "bad_protocol", "not one of TCP, UDP, SCTP", "port left out";
     BadPolicy, "bad_policy", "not one of Cluster, Local", "Cluster is assumed";
     BadServiceType, "bad_service_type",

@@ -531,7 +531,10 @@ impl Defaults for object::Service {
         }
         if spec.ip_families.is_empty() && spec.cluster_ip() != "None" {
             // A place must be kept for an address that is none, or the others would move.
-            let family = |text: &String| if text.contains(':') { "IPv6" } else { "IPv4" }.to_owned();
+            let family = |text: &String| match lower::parse_ip(text).map(model::Family::of) {
+                Some(family) => family.to_string(),
+                None => if text.contains(':') { "IPv6" } else { "IPv4" }.to_owned(),
+            };
             spec.ip_families = spec.cluster_ips.iter().map(family).collect();
         }
     }

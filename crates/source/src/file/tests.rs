@@ -232,6 +232,10 @@ kind: EndpointSlice
 metadata: {name: six, labels: {kubernetes.io/service-name: dual}}
 ports: [{port: 80}]
 endpoints: [{addresses: ['fd00::9']}]
+---
+kind: Service
+metadata: {name: mapped}
+spec: {clusterIP: '::ffff:10.96.0.42'}
 ";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
@@ -242,6 +246,36 @@ endpoints: [{addresses: ['fd00::9']}]
     let Some(Update::Slice(slice)) = update(&manifest, 2) else { panic!() };
     assert_eq!(slice.family, model::Family::V6);
     assert_eq!(slice.service.to_string(), "default/dual");
+    let Some(Update::Service(mapped)) = &manifest.found[3].update else { panic!() };
+    assert_eq!(mapped.cluster_ips.v4, Some([10, 96, 0, 42].into()));
+}
+
+#[test]
+fn a_cluster_ip_that_is_none_leaves_that_of_the_other_family() {
+    let text = "{kind: Service, metadata: {name: dual}, spec: {clusterIPs: ['fd00::x', 10.96.0.1]}}";
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert_eq!(places(&problems), [(1, Reason::BadAddress)]);
+    let Some(Update::Service(dual)) = &manifest.found[0].update else { panic!() };
+    assert_eq!(dual.cluster_ips.v4, Some([10, 96, 0, 1].into()));
+}
+
+#[test]
+fn a_health_check_port_of_0_is_a_fault_where_one_is_needed() {
+    let faults = |kind: &str, policy: &str, port: &str| {
+        let text = format!(
+            "kind: Service\nmetadata: {{name: web}}\n\
+             spec: {{clusterIP: 10.96.0.1, type: {kind}, externalTrafficPolicy: {policy}{port}}}\n"
+        );
+        let (manifest, problems) = read("x.yaml", text.as_bytes());
+        assert_eq!(manifest.found.len(), 1, "the service is served");
+        problems.iter().map(|problem| problem.reason).collect::<Vec<_>>()
+    };
+    let zero = ", healthCheckNodePort: 0";
+    assert_eq!(faults("LoadBalancer", "Local", zero), [Reason::NoHealthCheckPort]);
+    // The API server allocates one where none is written; in a file it means that nobody asks.
+    assert_eq!(faults("LoadBalancer", "Local", ""), []);
+    assert_eq!(faults("LoadBalancer", "Cluster", zero), []);
+    assert_eq!(faults("NodePort", "Local", zero), []);
 }
 
 #[test]

@@ -67,11 +67,7 @@ impl Resource for object::Service {
                 spec.external_traffic_policy.as_deref(),
             ),
             affinity_secs: affinity_secs(&mut subject, spec),
-            health_check_node_port: node_port(
-                &mut subject,
-                || "spec.healthCheckNodePort".into(),
-                spec.health_check_node_port,
-            ),
+            health_check_node_port: health_check_node_port(&mut subject, spec),
             tuning: wishes.tuning(),
             weights: wishes.weights,
         }))
@@ -179,6 +175,16 @@ fn node_port(
         subject.problem(field(), Reason::BadNodePort, number);
     }
     checked
+}
+
+/// The API server allocates one where it is needed, so that 0 there is somebody's mistake.
+fn health_check_node_port(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> Option<u16> {
+    let is_needed = spec.kind.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local");
+    if is_needed && spec.health_check_node_port == Some(0) {
+        subject.problem("spec.healthCheckNodePort", Reason::NoHealthCheckPort, 0);
+    }
+    node_port(subject, || "spec.healthCheckNodePort".into(), spec.health_check_node_port)
 }
 
 fn external_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> Box<[IpAddr]> {
