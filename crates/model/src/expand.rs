@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU32, sync::Arc};
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use crate::{
@@ -77,10 +78,10 @@ impl Scene<'_> {
         let rank = rank(self.service);
         let affinity = affinity(self.service);
         let claims = &mut expansion.claims;
-        let first = claims.len();
+        let mut claimed = HashSet::new();
         for (role, address, number) in self.addresses(port) {
             let frontend = Frontend { address, protocol: port.protocol, port: number };
-            if claims[first..].iter().any(|(claimed, _)| *claimed == frontend) {
+            if !claimed.insert(frontend) {
                 continue;
             }
             let [inside, outside] = match role {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use hashbrown::DefaultHashBuilder;
 use model::Update;
@@ -257,6 +261,28 @@ fn a_cluster_ip_that_is_none_leaves_that_of_the_other_family() {
     assert_eq!(places(&problems), [(1, Reason::BadAddress)]);
     let Some(Update::Service(dual)) = &manifest.found[0].update else { panic!() };
     assert_eq!(dual.cluster_ips.v4, Some([10, 96, 0, 1].into()));
+}
+
+/// Each address looked for among all before it took 40 s and more here; with a set it takes less than one.
+#[test]
+fn sixty_thousand_addresses_are_read_in_no_time_and_in_order() {
+    let addresses: Vec<_> = (0..60_000_u32).map(|n| IpAddr::from((n | 0xcb00_0000).to_be_bytes())).collect();
+    let list = |begin: &str| {
+        let twice = addresses.iter().chain(&addresses[..9]);
+        twice.map(|address| format!("{begin}{address}\n")).collect::<String>()
+    };
+    let text = format!(
+        "kind: Service\nmetadata:\n  name: many\nspec:\n  clusterIP: 10.96.0.1\n  externalIPs:\n{}\
+         status:\n  loadBalancer:\n    ingress:\n{}",
+        list("  - "),
+        list("    - ip: ")
+    );
+    let begun = Instant::now();
+    let (manifest, problems) = read("x.yaml", text.as_bytes());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(problems, []);
+    let Some(Update::Service(many)) = &manifest.found[0].update else { panic!() };
+    assert!(*many.external_ips == *addresses && *many.load_balancer_ips == *addresses);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use model::{
     Family, Kind, PerFamily, Service, ServiceKey, ServiceKind, ServicePort, SourceRanges, TrafficPolicy,
     Update, WrittenRanges, service::cluster_ips_by_family,
@@ -191,12 +191,11 @@ fn external_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> Box<[IpAdd
     let mut ips = Vec::new();
     for (at, text) in spec.external_ips.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
         match parse_ip(text) {
-            Some(ip) if ips.contains(&ip) => {}
             Some(ip) => ips.push(ip),
             None => subject.problem(format!("spec.externalIPs[{at}]"), Reason::BadAddress, text),
         }
     }
-    ips.into()
+    distinct(ips)
 }
 
 fn load_balancer_ips(subject: &mut Subject<'_, '_>, service: &object::Service) -> Box<[IpAddr]> {
@@ -223,13 +222,19 @@ fn load_balancer_ips(subject: &mut Subject<'_, '_>, service: &object::Service) -
             }
         }
         match parse_ip(text) {
-            Some(ip) if ips.contains(&ip) => {}
             Some(ip) => ips.push(ip),
             None => {
                 subject.problem(format!("status.loadBalancer.ingress[{at}].ip"), Reason::BadAddress, text);
             }
         }
     }
+    distinct(ips)
+}
+
+/// Each once, at its first place.
+fn distinct(mut ips: Vec<IpAddr>) -> Box<[IpAddr]> {
+    let mut seen = HashSet::with_capacity(ips.len());
+    ips.retain(|ip| seen.insert(*ip));
     ips.into()
 }
 
