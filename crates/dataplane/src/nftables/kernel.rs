@@ -101,8 +101,11 @@ fn read_frame<T: Transport>(nft: &mut Nft<T>, family: Family) -> Result<Frame, n
     Ok(Frame { sets, chains })
 }
 
-/// What is ours, and what is not, going by the names.
-fn sort_out(frame: Frame) -> (Frame, Frame) {
+/// What is ours, and what is not, going by the names. What the kernel named itself is part of the rule that uses it, goes
+/// with it, and cannot be deleted.
+fn sort_out(mut frame: Frame) -> (Frame, Frame) {
+    frame.chains.retain(|chain| chain.base.is_some() || !chain.name.starts_with("__chain"));
+    frame.sets.retain(|set| !["__set", "__map"].iter().any(|prefix| set.name.starts_with(prefix)));
     let is_ours =
         |name: &str| hook::ALL.contains(&name) || chain::ALL.contains(&name) || Kind::parse(name).is_some();
     let (chains, foreign_chains) = frame.chains.into_iter().partition(|chain| is_ours(&chain.name));

@@ -6,8 +6,8 @@
 //!
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
-//! Effects: `kernel` and `readback` read, `pass`, `turn` and `script` commit, `affinity` and `forgetter` forget clients, `meter`
-//! reads what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
+//! Effects: `kernel` and `readback` read, `pass`, `turn`, `tidy` and `script` commit, `affinity` and `forgetter` forget clients,
+//! `meter` reads what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
 
 mod affinity;
 mod audit;
@@ -32,6 +32,7 @@ mod slots;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text;
+mod tidy;
 mod turn;
 mod watch;
 
@@ -195,7 +196,7 @@ impl<T: Transport> Dataplane for Nftables<T> {
                 "clients of endpoints that went are not all forgotten yet, which is tried again: {failure}"
             )
         }));
-        applied.warnings = warnings;
+        applied.warnings.extend(warnings);
         Ok(applied)
     }
 

@@ -17,7 +17,7 @@ use super::{
     holdings::Holdings,
     layout::{Container, wire},
     lower,
-    program::{Chain, Frame},
+    program::Chain,
     render,
     text::keyword,
     turn::{AddressChange, Chunk},
@@ -109,27 +109,26 @@ impl Script {
         self.remove_objects(&delta.removed_chains, &delta.removed_sets);
     }
 
-    /// Removes all of these chains and sets.
-    pub(super) fn remove_frame(&mut self, frame: &Frame) {
-        let chains: Vec<&str> = frame.chains.iter().map(|chain| chain.name.as_str()).collect();
-        let sets: Vec<&str> = frame.sets.iter().map(|set| set.name.as_str()).collect();
-        self.remove_objects(&chains, &sets);
-    }
-
-    /// First all rules, since one chain may jump to another.
-    fn remove_objects(&mut self, chains: &[&str], sets: &[&str]) {
-        for chain in chains {
-            let tag = self.frame_tag("empty chain", chain);
-            self.batch.flush_chain(tag, table(self.family), chain);
+    /// Removes all of these chains and sets: first all rules, since one chain may jump to another; then sets, since a map
+    /// may lead to a chain.
+    pub(super) fn remove_objects(&mut self, chains: &[&str], sets: &[&str]) {
+        self.empty_chains(chains);
+        for set in sets {
+            let tag = self.frame_tag("delete set", set);
+            self.batch.delete_set(tag, table(self.family), set, Delete::Existing);
         }
         for chain in chains {
             self.chains += 1;
             let tag = self.frame_tag("delete chain", chain);
             self.batch.delete_chain(tag, table(self.family), chain, Delete::Existing);
         }
-        for set in sets {
-            let tag = self.frame_tag("delete set", set);
-            self.batch.delete_set(tag, table(self.family), set, Delete::Existing);
+    }
+
+    /// Removes all rules of these chains.
+    pub(super) fn empty_chains(&mut self, chains: &[&str]) {
+        for chain in chains {
+            let tag = self.frame_tag("empty chain", chain);
+            self.batch.flush_chain(tag, table(self.family), chain);
         }
     }
 

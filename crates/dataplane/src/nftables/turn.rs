@@ -271,7 +271,7 @@ impl<'a, T: Transport> Turn<'a, T> {
         Some(Framed { around: around.clone(), in_use, frame })
     }
 
-    fn commit(&mut self, script: &Script) -> Result<(), netlink::Error> {
+    pub(super) fn commit(&mut self, script: &Script) -> Result<(), netlink::Error> {
         if script.batch.is_empty() {
             return Ok(());
         }
@@ -284,7 +284,7 @@ impl<'a, T: Transport> Turn<'a, T> {
     }
 
     /// The kernel has taken the chunk: from now on it is known.
-    fn acknowledge(&mut self, family: Family, chunk: Chunk, framed: Option<Framed>) {
+    pub(super) fn acknowledge(&mut self, family: Family, chunk: Chunk, framed: Option<Framed>) {
         let holdings = &mut self.known[family];
         if let Some(Framed { around, in_use, frame }) = framed {
             holdings.set_frame(around, in_use, frame);
@@ -306,40 +306,6 @@ impl<'a, T: Transport> Turn<'a, T> {
             }
         }
     }
-
-    /// Removes chains and sets that nothing needs any more, and those that are not ours.
-    ///
-    /// Kernels before 6.2 hold on to a chain for a moment after the last element that pointed to it is gone. Then
-    /// nothing is removed, and the next full turn tries again: an idle chain does no harm.
-    pub(super) fn tidy(&mut self) {
-        for family in self.families() {
-            if let Err(error) = self.tidy_family(family) {
-                self.failed[family] = Some(error);
-            }
-        }
-    }
-
-    fn tidy_family(&mut self, family: Family) -> Result<(), Error> {
-        self.known[family].idle_turns = 0;
-        let holdings = &self.known[family];
-        let Some(around) = holdings.around.clone() else { return Ok(()) };
-        let in_use = holdings.in_use();
-        let frame = frame::frame(&around, &in_use);
-        let delta = diff::frame(&holdings.frame, &frame);
-        let mut script = Script::new(family);
-        script.begin_frame(holdings, &delta);
-        script.end_frame(&delta);
-        script.remove_frame(&holdings.foreign);
-        match self.commit(&script) {
-            Err(error) if error.errno() == Some(netlink::Errno::BUSY) => Ok(()),
-            Err(error) => Err(script.explain(error, &Chunk::default(), self.plan)),
-            Ok(()) => {
-                self.acknowledge(family, Chunk::default(), Some(Framed { around, in_use, frame }));
-                self.known[family].foreign = Default::default();
-                Ok(())
-            }
-        }
-    }
 }
 
 /// How many chains for turns a frontend leaves behind. Each has one of its own, so unlike the others they do not become
@@ -354,10 +320,10 @@ fn idle_turns(frontend: &Frontend, old: Option<&Entry>, new: Option<&Entry>) -> 
 }
 
 /// Rules, and what they were rendered from.
-struct Framed {
-    around: Surroundings,
-    in_use: InUse,
-    frame: super::program::Frame,
+pub(super) struct Framed {
+    pub(super) around: Surroundings,
+    pub(super) in_use: InUse,
+    pub(super) frame: super::program::Frame,
 }
 
 /// So many objects may be left out of the batches of a family in one turn. Each costs a batch once more; when there are

@@ -15,7 +15,7 @@ use netlink::{
 };
 
 use super::{
-    kernel::{assert_kernel_matches, in_namespace, load, open},
+    kernel::{assert_kernel_matches, assert_kernel_tidy, in_namespace, load, open},
     make::{at, forward, ip, pool, same, sampler, wishes},
 };
 use crate::{
@@ -95,8 +95,12 @@ fn a_family_that_is_refused_does_not_keep_the_other_from_being_served() {
                     wanted.copied().collect::<BTreeSet<_>>()
                 );
             }
-            // Its table goes with whoever held it.
+            // Its table goes with whoever held it, a moment later.
             drop(other);
+            let ours = nft::TableRef { family: wire(held), name: TABLE };
+            while Nft::open().unwrap().table(ours).unwrap().is_some() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
             load(&mut nftables, &before.plan());
             assert_kernel_matches(&before.plan());
         });
@@ -113,4 +117,72 @@ fn what_fails_in_both_families_is_told_of_both() {
         let error = nftables.apply(&sampler().plan(), Scope::All).unwrap_err();
         assert!(matches!(&error, Error::Several(errors) if errors.len() == 2), "{error:?}");
     });
+}
+
+/// What a later release might leave, or somebody who tries something: it translates before we do, and its parts hold on
+/// to each other, to ours, and to sets and chains without names.
+const ANOTHER_LAYOUT: &str = "
+    add chain ip portolan oldc { tcp dport { 80, 81 } counter; jump { accept; }; }
+    add chain ip portolan older { goto oldc; }
+    add map ip portolan old-services { type ipv4_addr : verdict; elements = { 10.96.0.10 : goto oldc, 10.96.0.1 : goto endpoints-4 }; }
+    add chain ip portolan old-hook { type nat hook output priority -101; }
+    add rule ip portolan old-hook ip daddr vmap @old-services
+    add rule ip portolan old-hook ip daddr 10.96.0.10 tcp dport 80 dnat to 192.0.2.1:9
+    add rule ip portolan nat-output ip saddr { 192.0.2.7, 192.0.2.8 } jump older
+";
+
+#[test]
+fn another_layout_in_our_table_is_removed() {
+    in_namespace("another_layout_in_our_table_is_removed", || {
+        let plan = sampler().plan();
+        let mut nftables = open();
+        load(&mut nftables, &plan);
+        if !nft_runs(ANOTHER_LAYOUT) {
+            return;
+        }
+        let mended = nftables.apply(&plan, Scope::All).unwrap();
+        assert!(mended.warnings.is_empty(), "{:?}", mended.warnings);
+        assert_kernel_matches(&plan);
+        assert_kernel_tidy();
+        assert!(nftables.apply(&plan, Scope::All).unwrap().changed_nothing());
+    });
+}
+
+/// As kernels before 6.2 do for a moment.
+#[test]
+fn what_the_kernel_holds_on_to_is_told_and_does_no_harm() {
+    in_namespace("what_the_kernel_holds_on_to_is_told_and_does_no_harm", || {
+        let plan = sampler().plan();
+        load(&mut open(), &plan);
+        if !nft_runs(ANOTHER_LAYOUT) {
+            return;
+        }
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let busy = Faulty::refusing(socket, b"old-services\0", Errno::BUSY);
+        let mut nftables = Nftables::over(Nft::over(busy), &Config::default());
+        let mended = nftables.apply(&plan, Scope::All).unwrap();
+        assert!(mended.warnings.iter().any(|words| words.contains("old-services")), "{:?}", mended.warnings);
+        let left = kernel::read(&mut Nft::open().unwrap(), Family::V4).unwrap().foreign;
+        assert!(left.chains.iter().all(|chain| chain.base.is_none() && chain.rules.is_empty()), "{left:?}");
+        assert_kernel_matches(&plan);
+
+        nftables.connection().transport_mut().set_enabled(false);
+        assert!(nftables.apply(&plan, Scope::All).unwrap().warnings.is_empty());
+        assert_kernel_tidy();
+    });
+}
+
+/// Runs what `nft -f` would; `false`, with a printed line, where there is no such tool.
+fn nft_runs(script: &str) -> bool {
+    match std::process::Command::new("nft").arg(script).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "nft: {}", String::from_utf8_lossy(&output.stderr));
+            true
+        }
+        Err(error) => {
+            println!("skipped: no nft: {error}");
+            assert!(std::env::var_os("CI").is_none(), "nft must be installed");
+            false
+        }
+    }
 }
