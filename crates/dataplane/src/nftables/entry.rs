@@ -61,6 +61,17 @@ pub(super) enum Mapped {
     Foreign,
 }
 
+impl Entry {
+    /// Draws by chance what it would draw by a hash, from the same slots.
+    pub(super) fn draw_at_random(&mut self) {
+        for target in [&mut self.everyone, &mut self.inside].into_iter().flatten() {
+            if let Draw::Hash { class, .. } = target.draw {
+                target.draw = Draw::Random(class);
+            }
+        }
+    }
+}
+
 impl Placed {
     pub(super) fn new(container: Container, key: Bytes) -> Placed {
         Placed { container, key, key_end: None, value: Mapped::Nothing }

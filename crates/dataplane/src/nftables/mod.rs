@@ -67,6 +67,8 @@ pub struct Nftables<T = Socket> {
     loopback: PerFamily<Loopback>,
     /// In which families connections are counted.
     counted: PerFamily<bool>,
+    /// The kernel can draw by a hash of the client.
+    hashes: bool,
     /// What the generation was before the tables were last read as a whole, less the commits we had made by then.
     origin: Option<u32>,
 }
@@ -77,8 +79,7 @@ impl Nftables<Socket> {
         let nft = Nft::open().map_err(|error| {
             Unsupported(format!("no connection to the kernel's packet filter (netlink): {error}"))
         })?;
-        let mut nftables = Nftables::over(nft, config);
-        probe::probe(&mut nftables.nft, config.families)?;
+        let mut nftables = Nftables::probed(nft, config)?;
         nftables.forgetter = Forgetter::start().map_err(|error| {
             Unsupported(format!("no thread to forget clients of endpoints that go: {error}"))
         })?;
@@ -87,6 +88,12 @@ impl Nftables<Socket> {
 }
 
 impl<T: Transport> Nftables<T> {
+    fn probed(mut nft: Nft<T>, config: &Config) -> Result<Nftables<T>, Unsupported> {
+        probe::probe(&mut nft, config.families)?;
+        let hashes = probe::hashes(&mut nft, config.families);
+        Ok(Nftables { hashes, ..Nftables::over(nft, config) })
+    }
+
     /// Works over any connection, and takes for granted that the kernel can do what we need.
     pub fn over(nft: Nft<T>, config: &Config) -> Nftables<T> {
         let audit = audit::Audit::default();
@@ -99,6 +106,7 @@ impl<T: Transport> Nftables<T> {
             localnet: Localnet::of_kernel(),
             loopback: PerFamily::default(),
             counted: PerFamily { v4: false, v6: false },
+            hashes: true,
             origin: None,
         }
     }
@@ -157,6 +165,7 @@ impl<T: Transport> Dataplane for Nftables<T> {
         }
         let settings = Settings {
             counted: self.counted,
+            hashes: self.hashes,
             families: self.config.families,
             loopback: self.loopback,
             mark: 1 << (self.config.masquerade_bit % 32),
@@ -201,7 +210,8 @@ impl<T: Transport> Dataplane for Nftables<T> {
     }
 
     fn abilities(&self) -> Abilities {
-        let schedulers = render::SCHEDULERS.to_vec();
+        let schedulers = render::SCHEDULERS.into_iter();
+        let schedulers = schedulers.filter(|it| self.hashes || !render::is_by_hash(*it)).collect();
         Abilities {
             schedulers,
             weights: true,

@@ -23,9 +23,22 @@ use crate::{Loopback, Unsupported, names};
 /// Whether the kernel can do all that tables of these families need.
 pub(super) fn probe<T: Transport>(nft: &mut Nft<T>, families: PerFamily<bool>) -> Result<(), Unsupported> {
     for family in Family::BOTH.into_iter().filter(|family| families[*family]) {
-        ask(nft, family, &everything(family))?;
+        ask(nft, family, &everything(family, &[Way::Random(Class::of(3, None))]))?;
     }
     Ok(())
+}
+
+/// Whether the kernel can draw by a hash of the client, which not every kernel is built with and few services ask for.
+pub(super) fn hashes<T: Transport>(nft: &mut Nft<T>, families: PerFamily<bool>) -> bool {
+    let mut asked = Family::BOTH.into_iter().filter(|family| families[*family]);
+    asked.all(|family| {
+        let ways = [false, true].map(|port| Way::Hash { class: Class::of(3, None), port });
+        match nft.rehearse(&Question::new(family, &everything(family, &ways)).batch) {
+            // Anything else says nothing about what it can do.
+            Err(error) => !error.is_not_found() && !error.is_unsupported(),
+            Ok(()) => true,
+        }
+    })
 }
 
 /// Whether the kernel would take this frame.
@@ -35,8 +48,8 @@ pub(super) fn ask<T: Transport>(nft: &mut Nft<T>, family: Family, frame: &Frame)
     answer.map_err(|error| Unsupported(question.reason(nft, family, frame, &error)))
 }
 
-/// A frame in which every statement occurs.
-fn everything(family: Family) -> Frame {
+/// A frame in which every statement occurs that drawing in these ways needs.
+fn everything(family: Family, ways: &[Way]) -> Frame {
     let around = Surroundings {
         family,
         mark: 1,
@@ -47,9 +60,11 @@ fn everything(family: Family) -> Frame {
         counted: true,
     };
     let (space, side) = (Space::Service, Side::Everyone);
-    let way = Way::Random(Class::of(3, None));
-    let marking = [Mark::OffPods, Mark::Always].map(|mark| Kind { space, side, mark, sticky: true, way });
-    let kinds = marking.into_iter().chain([Kind::drawing(space, side, way)]).collect();
+    let kinds = ways.iter().flat_map(|way| {
+        let kind = |mark| Kind { space, side, mark, sticky: true, way: *way };
+        [kind(Mark::OffPods), kind(Mark::Always), Kind::drawing(space, side, *way)]
+    });
+    let kinds = kinds.collect();
     let in_use = InUse { kinds, timeouts_secs: [3_600].into(), firewall: true };
     frame::frame(&around, &in_use)
 }

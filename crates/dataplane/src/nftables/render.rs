@@ -69,12 +69,17 @@ pub(super) const SCHEDULERS: [Scheduler; 5] = [
     Scheduler::Maglev,
 ];
 
+/// Whether a scheduler is followed by drawing by a hash of the client.
+pub(super) fn is_by_hash(scheduler: Scheduler) -> bool {
+    matches!(scheduler, Scheduler::SourceHash | Scheduler::Maglev)
+}
+
 /// An endpoint keeps its slot while others come and go, so a hash of the client is all that Maglev's table is for.
 /// That another endpoint is taken where one is not available needs no flag: such a one has no slot.
 fn draw(algorithm: Algorithm, class: Class) -> Draw {
     match algorithm.scheduler {
         Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin) => Draw::Turns,
-        Some(Scheduler::SourceHash | Scheduler::Maglev) => {
+        Some(scheduler) if is_by_hash(scheduler) => {
             Draw::Hash { class, port: algorithm.flags.contains(SchedulerFlags::PORT) }
         }
         _ => Draw::Random(class),

@@ -52,6 +52,8 @@ pub(super) struct Settings {
     pub(super) mark: u32,
     /// Where connections are counted.
     pub(super) counted: PerFamily<bool>,
+    /// Whether the kernel can draw by a hash.
+    pub(super) hashes: bool,
 }
 
 /// What goes into the next batch of a family.
@@ -144,7 +146,8 @@ impl<'a, T: Transport> Turn<'a, T> {
         let held = holdings.frontends.get(&frontend);
         let previous = held.and_then(Held::entry);
         let decision = self.plan.decision(&frontend);
-        let entry = decision.map(|decision| render::entry(&frontend, decision, previous));
+        let mut entry = decision.map(|decision| render::entry(&frontend, decision, previous));
+        entry.iter_mut().filter(|_| !self.settings.hashes).for_each(Entry::draw_at_random);
         let delta = holdings.delta(&frontend, entry.as_ref().unwrap_or(&Entry::default()));
         if delta.is_empty() {
             return;

@@ -2,15 +2,16 @@
 
 //! Weights, turns and hashes.
 
-use model::{Backend, Changes, Family, Pool};
+use model::{Backend, Changes, Family, Pool, Scheduler};
+use netlink::{Errno, Socket, fake::Faulty, nft::Nft};
 
 use super::{
     kernel::{assert_kernel_matches, assert_kernel_tidy, in_namespace, open},
     make::{Draft, at, ip, pool, sampler, wishes},
 };
 use crate::{
-    Dataplane, Scope,
-    nftables::{layout::Container, slots},
+    Abilities, Config, Dataplane, Scope,
+    nftables::{Nftables, kernel, layout::Container, slots},
 };
 
 fn weighted(weights: &[u16]) -> Vec<Backend> {
@@ -100,5 +101,32 @@ fn services_that_come_and_go_leave_few_chains() {
         let is_turns = |name: &str| matches!(Container::parse(name), Some(Container::Turns(..)));
         let left = listed.iter().filter(|(name, _)| is_turns(name)).count();
         assert!((1..=66).contains(&left), "{left} maps");
+    });
+}
+
+/// As one without NFT_HASH says it.
+#[test]
+fn a_kernel_without_hashes_draws_at_random_and_says_so() {
+    in_namespace("a_kernel_without_hashes_draws_at_random_and_says_so", || {
+        let hashes = |abilities: &Abilities| abilities.schedulers.contains(&Scheduler::SourceHash);
+        assert!(hashes(&open().abilities()), "this one has them");
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        let without = Nft::over(Faulty::refusing(socket, b"hash\0", Errno::NOENT));
+        let mut nftables = Nftables::probed(without, &Config::default()).unwrap();
+        let abilities = nftables.abilities();
+        assert!(!hashes(&abilities) && abilities.schedulers.contains(&Scheduler::RoundRobin));
+        let draft = wishes();
+        let by_hash =
+            |decision: &&model::Decision| decision.algorithm().scheduler == Some(Scheduler::SourceHash);
+        let asking = draft.frontends.values().find(by_hash).unwrap();
+        assert!(abilities.shortfall(asking).is_some(), "its people are told");
+
+        nftables.apply(&draft.plan(), Scope::All).unwrap();
+        for family in Family::BOTH {
+            let held = kernel::read(&mut Nft::open().unwrap(), family).unwrap();
+            let wanted = draft.frontends.keys().filter(|frontend| frontend.family() == family).count();
+            assert_eq!(held.frontends.len(), wanted, "all are served");
+        }
+        assert!(nftables.apply(&draft.plan(), Scope::All).unwrap().changed_nothing());
     });
 }
