@@ -331,3 +331,16 @@ fn a_server_without_service_cidrs_has_none() {
     let older = |request: &Request| request.path == "/apis/networking.k8s.io/v1beta1/servicecidrs";
     assert!(server.requests().iter().any(older), "the older version was tried");
 }
+
+/// A server that was away and has just been started refuses everybody at first. That is no cluster without them.
+#[test]
+fn the_first_refusal_after_an_outage_is_not_believed() {
+    let server = server(5);
+    server.go_down();
+    let following = Following::start(&server);
+    following.pass(Duration::from_secs(60));
+    server.misbehave(When::ANY.of(Kind::ServiceCidr), 2, Mischief::Refuse(Refusal::new(403)));
+    server.come_up();
+    following.converge(&server);
+    assert_eq!(following.ends(Kind::ServiceCidr), 1, "none were told of before there were some");
+}

@@ -27,11 +27,6 @@ impl Backoff {
         full - full.mul_f64(self.random.fraction() / 2.0)
     }
 
-    /// How often in a row there was something to wait for.
-    pub(crate) fn tries(&self) -> u32 {
-        self.tries
-    }
-
     /// It works again.
     pub(crate) fn reset(&mut self) {
         self.tries = 0;

@@ -94,8 +94,9 @@ impl Page {
             return Err(malformed("it breaks off"));
         }
         let metadata = self.metadata.ok_or_else(|| malformed("it has no metadata"))?;
-        let token = metadata.token.filter(|token| !token.is_empty());
-        Ok((metadata.resource_version.unwrap_or_default(), token))
+        let version = metadata.resource_version.filter(|version| !version.is_empty());
+        let version = version.ok_or_else(|| malformed("it has no version"))?;
+        Ok((version, metadata.token.filter(|token| !token.is_empty())))
     }
 }
 
@@ -319,6 +320,18 @@ mod tests {
         for items in ["null", "[]"] {
             let json = format!("{{\"metadata\":{{\"resourceVersion\":\"8\"}},\"items\":{items}}}\n");
             assert_eq!(read(Format::Json, json.as_bytes(), 7).unwrap(), expected(&[], None));
+        }
+    }
+
+    /// With it a watch would begin anywhere, and a page of nothing would remove everything.
+    #[test]
+    fn a_list_without_version_is_no_list() {
+        let mut protobuf = list(&[], None);
+        protobuf.metadata = Some(ListMetadata::default());
+        assert!(read(Format::Protobuf, &enveloped(&protobuf), 7).is_err());
+        for metadata in ["{}", "{\"resourceVersion\":\"\"}", "null"] {
+            let json = format!("{{\"metadata\":{metadata},\"items\":[]}}");
+            assert!(read(Format::Json, json.as_bytes(), 7).is_err(), "{json}");
         }
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct Follower<R> {
     backoff: Backoff,
     /// Requests in a row that were never answered.
     unanswered: u32,
+    /// Requests in a row that were refused with 403.
+    forbidden: u32,
     random: Random,
     kind: PhantomData<fn() -> R>,
 }
@@ -97,7 +99,17 @@ impl<R: Resource> Follower<R> {
     pub(crate) fn new(shared: Shared, place: Place) -> Follower<R> {
         let protocol = Protocol::new(shared.access.settings().json);
         let (backoff, random) = (Backoff::new(), Random::new());
-        Follower { shared, place, path: 0, protocol, backoff, unanswered: 0, random, kind: PhantomData }
+        Follower {
+            shared,
+            place,
+            path: 0,
+            protocol,
+            backoff,
+            unanswered: 0,
+            forbidden: 0,
+            random,
+            kind: PhantomData,
+        }
     }
 
     /// Ends only when nobody listens any more.
@@ -111,7 +123,7 @@ impl<R: Resource> Follower<R> {
             };
             let next = self.next(&trouble);
             self.note(&trouble, next);
-            if self.is_kept_from_us(&trouble) && self.tell_none().await.is_err() {
+            if self.is_kept_from_us() && self.tell_none().await.is_err() {
                 return;
             }
             match next {
@@ -145,6 +157,15 @@ impl<R: Resource> Follower<R> {
             Trouble::Transport(_) | Trouble::Unanswered => self.unanswered + 1,
             _ => 0,
         };
+        if !matches!(trouble, Trouble::Status { code: 403, .. }) {
+            self.forbidden = 0;
+        } else {
+            // Who refuses is there. Whether to believe it is to be known soon, however long the server was away.
+            if self.forbidden == 0 && self.place.may_be_absent {
+                self.backoff.reset();
+            }
+            self.forbidden += 1;
+        }
         match self.protocol.trouble(trouble) {
             Next::Absent if !self.place.may_be_absent => Next::Later,
             // Perhaps it is the client: what it knows of authorities and proxies is from when it was made.
@@ -159,11 +180,8 @@ impl<R: Resource> Follower<R> {
     /// Whether a kind that a cluster may lack is kept from us, and has not been seen before: roles made for an
     /// older kube-proxy do not have it, and that must not hold up all other kinds. A server that has just been
     /// started refuses everybody for some seconds, and what it holds must not be taken for nothing.
-    fn is_kept_from_us(&self, trouble: &Trouble) -> bool {
-        self.place.may_be_absent
-            && matches!(trouble, Trouble::Status { code: 403, .. })
-            && self.backoff.tries() >= FORBIDDEN_TRIES
-            && !self.shared.status.of(R::KIND).listed
+    fn is_kept_from_us(&self) -> bool {
+        self.place.may_be_absent && self.forbidden > FORBIDDEN_TRIES && !self.shared.status.of(R::KIND).listed
     }
 
     /// One request and all of its answer. Returns when a page has been taken in.
@@ -259,7 +277,8 @@ impl<R: Resource> Follower<R> {
             drop(bytes);
             while let Some(event) = frames.next()? {
                 let update = match self.protocol.event(event.heading)? {
-                    Act::Apply => self.present(format.object(event.object), stage),
+                    // Also while a list is streamed an object can change into one that is nothing to us.
+                    Act::Apply => self.present(format.object(event.object), Stage::Watch),
                     Act::Remove => self.gone(format.object(event.object)),
                     Act::Nothing => None,
                     Act::EndList => {
@@ -535,3 +554,6 @@ const SPREAD: Duration = Duration::from_millis(250);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 const PAGE: &str = "500";
 const MAX_ERROR: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests;
