@@ -18,6 +18,9 @@ pub struct Environment {
     pub http_proxy: Option<String>,
     /// Who is reached without either.
     pub no_proxy: Option<String>,
+    /// Where pods find the API server: host and port.
+    pub service_host: Option<String>,
+    pub service_port: Option<String>,
 }
 
 impl Environment {
@@ -30,6 +33,8 @@ impl Environment {
             https_proxy: either("HTTPS_PROXY", "https_proxy"),
             http_proxy: either("HTTP_PROXY", "http_proxy"),
             no_proxy: either("NO_PROXY", "no_proxy"),
+            service_host: variable("KUBERNETES_SERVICE_HOST").filter(|value| !value.is_empty()),
+            service_port: variable("KUBERNETES_SERVICE_PORT").filter(|value| !value.is_empty()),
         }
     }
 
@@ -128,6 +133,7 @@ mod tests {
             https_proxy: Some("http://secure:3128".into()),
             http_proxy: Some("plain:3128".into()),
             no_proxy: Some(no_proxy.into()),
+            ..Environment::default()
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! A kubeconfig, read as client-go reads one. `kube` knows the file's format; what its parts come to is decided here,
+//! A kubeconfig or a pod's service account, read as client-go reads them. `kube` knows the file's format; what its parts come to is decided here,
 //! since `kube` would have the environment decide about a proxy, and by the proxy's own name instead of the server's.
 
 use std::{
@@ -16,7 +16,7 @@ use secrecy::ExposeSecret as _;
 
 use super::{
     access::{Error, sentence},
-    environment::proxy_url,
+    environment::{Environment, proxy_url},
 };
 
 /// A file, and what it was when it was read.
@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<See
     // Read it ourselves first: "permission denied" is a better sentence than what a parser makes of it.
     std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| refuse(sentence(&error)))?;
-    let (mut cluster, mut user) = current(&kubeconfig).map_err(refuse)?;
+    let (mut cluster, mut user) = current(&kubeconfig, master).map_err(refuse)?;
     forget_empty(&mut cluster, &mut user);
     if let Some(master) = master {
         cluster.server = Some(master.to_owned());
@@ -76,14 +76,33 @@ pub(super) fn read(path: &Path, master: Option<&str>) -> Result<(Config, Vec<See
     Ok((config, files))
 }
 
-/// The cluster and the user of the current context. As with client-go, a user who is not there is nobody.
-fn current(kubeconfig: &Kubeconfig) -> Result<(Cluster, AuthInfo), String> {
-    let name = kubeconfig.current_context.as_deref().ok_or("it has no current-context")?;
+/// The service account of the pod we run in, by its folder. Which namespace it is of is nothing to us.
+pub(super) fn in_cluster(environment: &Environment, folder: &Path) -> Result<Config, String> {
+    let (Some(host), Some(port)) = (&environment.service_host, &environment.service_port) else {
+        return Err("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set".into());
+    };
+    let url = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let mut config = Config::new(server_url(&url)?);
+    let authority = folder.join("ca.crt");
+    let text = std::fs::read(&authority).map_err(|error| format!("{}: {error}", authority.display()))?;
+    config.root_cert = Some(certificates(&text)?);
+    // From here it is read again each minute.
+    config.root_cert_file = Some(authority);
+    config.auth_info.token_file = Some(folder.join("token").to_string_lossy().into_owned());
+    Ok(config)
+}
+
+/// The cluster and the user of the current context. As with client-go, a user who is not there is nobody, and with a
+/// server from elsewhere neither context nor cluster are needed.
+fn current(kubeconfig: &Kubeconfig, master: Option<&str>) -> Result<(Cluster, AuthInfo), String> {
+    let Some(name) = kubeconfig.current_context.as_deref().filter(|name| !name.is_empty()) else {
+        return master.map(|_| Default::default()).ok_or("it has no current-context".into());
+    };
     let context = kubeconfig.contexts.iter().find(|named| named.name == name);
     let context = context.and_then(|named| named.context.as_ref());
     let context = context.ok_or_else(|| format!("it has no context {name:?}"))?;
     let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
-    let cluster = cluster.and_then(|named| named.cluster.clone());
+    let cluster = cluster.and_then(|named| named.cluster.clone()).or(master.map(|_| Cluster::default()));
     let cluster = cluster.ok_or_else(|| format!("it has no cluster {:?}", context.cluster))?;
     let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref());
     Ok((cluster, user.and_then(|named| named.auth_info.clone()).unwrap_or_default()))
@@ -142,6 +161,25 @@ pub(super) fn server_url(url: &str) -> Result<http::Uri, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_needs_no_namespace() {
+        let folder = tempfile::tempdir().unwrap();
+        let variables = |host: &str| Environment {
+            service_host: Some(host.into()),
+            service_port: Some("443".into()),
+            ..Environment::default()
+        };
+        assert!(in_cluster(&variables("10.96.0.1"), folder.path()).unwrap_err().contains("ca.crt"));
+        let authority = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        std::fs::write(folder.path().join("ca.crt"), authority).unwrap();
+        for (host, url) in [("10.96.0.1", "https://10.96.0.1:443/"), ("fd00::1", "https://[fd00::1]:443/")] {
+            let config = in_cluster(&variables(host), folder.path()).unwrap();
+            assert_eq!(config.cluster_url.to_string(), url);
+            assert!(config.auth_info.token_file.unwrap().ends_with("/token"));
+        }
+        assert!(in_cluster(&Environment::default(), folder.path()).unwrap_err().contains("SERVICE_HOST"));
+    }
 
     #[test]
     fn a_server_may_be_named_without_scheme() {
