@@ -102,6 +102,8 @@ pub struct Request {
     pub index: usize,
     /// Whether it is a batch of changes, rather than a question.
     pub is_batch: bool,
+    /// Its bytes.
+    pub len: usize,
 }
 
 type Schedule = Box<dyn FnMut(Request) -> Option<Fault> + Send>;
@@ -215,7 +217,7 @@ impl<T: Transport> Transport for Faulty<T> {
         let mut messages = Reader::new(datagram);
         let first = Message::next(&mut messages)?.ok_or(Error::Malformed("an empty request"))?;
         let is_batch = first.kind == NFNL_MSG_BATCH_BEGIN;
-        let request = Request { index: self.requests, is_batch };
+        let request = Request { index: self.requests, is_batch, len: datagram.len() };
         self.requests += 1;
         self.pending = None;
         if let Some(refusal) = self.refusal(datagram)?.filter(|_| is_batch) {

@@ -7,10 +7,11 @@
 //! Pure: [`program`] (a table in nft's nouns) with `text`, `lower`, `lift` and [`sim`]; `layout` and `frame` (which
 //! sets and rules we have); `slots`, `entry` and [`render`] (from the Plan to elements); `diff` and `holdings`.
 //! Effects: `kernel` and `readback` read, `pass`, `turn`, `tidy` and `script` commit, `affinity` and `forgetter` forget clients,
-//! `meter` reads what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
+//! `carry` keeps them, `meter` reads what was counted, `probe` asks what the kernel can do, `watch` and `audit` see what others do.
 
 mod affinity;
 mod audit;
+mod carry;
 mod diff;
 mod entry;
 mod forgetter;
@@ -42,12 +43,12 @@ use netlink::{
     nft::{Batch, Delete, Monitor, Nft},
 };
 
-pub(crate) use self::{frame::guard, layout::wire, lower::rule as lower};
 use self::{
     forgetter::Forgetter,
     holdings::Holdings,
     turn::{Settings, Turn},
 };
+pub(crate) use self::{frame::guard, layout::wire, lower::rule as lower};
 use crate::{
     Abilities, Applied, Audited, Config, Dataplane, Error, Listed, Loopback, Scope, Unsupported,
     loopback::Localnet,

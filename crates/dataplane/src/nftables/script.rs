@@ -191,7 +191,7 @@ impl Script {
         Error::kernel(operation.act, object, error)
     }
 
-    fn frame_tag(&mut self, act: &'static str, name: &str) -> u32 {
+    pub(super) fn frame_tag(&mut self, act: &'static str, name: &str) -> u32 {
         self.tag(act, Object::Named(name.to_owned()))
     }
 

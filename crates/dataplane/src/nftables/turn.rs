@@ -208,9 +208,9 @@ impl<'a, T: Transport> Turn<'a, T> {
     fn post(&mut self, family: Family, mut chunk: Chunk) -> Result<(), Error> {
         loop {
             let framed = self.framed(family, &chunk);
-            let script = self.script(family, &chunk, framed.as_ref());
+            let mut script = self.script(family, &chunk, framed.as_ref());
             let retired = self.retire(family, &chunk);
-            let Err(error) = self.commit(&script) else {
+            let Err(error) = self.commit_carrying(family, &mut script) else {
                 self.applied.retired.extend(retired);
                 self.acknowledge(family, chunk, framed);
                 return Ok(());

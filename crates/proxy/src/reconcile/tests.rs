@@ -385,7 +385,10 @@ fn the_first_programming_waits_for_the_node() {
     // The API server was away for long: there was nothing to wait for.
     bench.now += NODE_PATIENCE * 2;
     let begun = bench.now;
-    assert!(bench.tell(empty_lists()).is_some_and(|again| again < begun + NODE_PATIENCE), "it is told before long");
+    assert!(
+        bench.tell(empty_lists()).is_some_and(|again| again < begun + NODE_PATIENCE),
+        "it is told before long"
+    );
     bench.now += Duration::from_secs(2);
     assert_eq!(bench.tell([]), Some(begun + NODE_PATIENCE));
     assert!(bench.calls().is_empty());

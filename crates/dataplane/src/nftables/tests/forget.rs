@@ -8,14 +8,18 @@ use std::{
 };
 
 use model::{Family, Protocol};
-use netlink::nft::{self, Nft};
+use netlink::{
+    Errno, Socket,
+    fake::{Fault, Faulty},
+    nft::{self, Nft},
+};
 
 use super::{
     kernel::{in_namespace, load, open},
     make::{Draft, at, decision, forward, ip, pool, same, sampler, sticky},
 };
 use crate::{
-    Affinity, Dataplane, Scope,
+    Affinity, Config, Dataplane, Scope,
     nftables::{
         Nftables,
         affinity::{Departed, Remembered},
@@ -128,6 +132,72 @@ fn the_audit_tells_how_many_clients_are_remembered() {
             Some(clients) => assert_eq!(told, [of(Family::V4, clients), of(Family::V6, 0)]),
             None => assert_eq!(told, []),
         }
+    });
+}
+
+#[test]
+fn a_table_that_is_made_anew_remembers_the_clients() {
+    for family in Family::BOTH {
+        in_namespace("a_table_that_is_made_anew_remembers_the_clients", || {
+            let plan = sampler().plan();
+            let open = |counted_endpoints| {
+                Nftables::open(&Config { counted_endpoints, ..Config::default() }).unwrap()
+            };
+            load(&mut open(1_000), &plan);
+            let service = ip(family, "10.96.0.20");
+            let (one, two) = (ip(family, "10.244.1.101"), ip(family, "10.244.1.102"));
+            let elsewhere = ip(family, "10.244.1.199");
+            remember(family, [(1, service, 80, one), (2, service, 80, two), (3, service, 80, elsewhere)]);
+            std::thread::sleep(Duration::from_millis(20));
+
+            let mut nftables = open(0);
+            let applied = nftables.apply(&plan, Scope::All).unwrap();
+            assert!(applied.batches > 0 && applied.warnings.is_empty(), "{applied:?}");
+            assert!(Nft::open().unwrap().sets(table(family)).unwrap().iter().all(|set| !set.object.counter));
+            // What is not in force is forgotten as ever.
+            await_remembered(family, &[1, 2]);
+            let whole = |element: &nft::Element<'_>| {
+                assert_eq!(element.timeout, Some(Duration::from_secs(600)));
+                assert!(
+                    element.expires_in.is_some_and(|left| left < Duration::from_secs(600)),
+                    "{element:?}"
+                );
+            };
+            assert!(Nft::open().unwrap().glance(table(family), "affinity", whole).unwrap());
+        });
+    }
+}
+
+#[test]
+fn a_table_is_made_anew_with_no_more_clients_than_fit() {
+    in_namespace("a_table_is_made_anew_with_no_more_clients_than_fit", || {
+        with_crowd(100_500);
+        let mut nftables = Nftables::open(&Config { counted_endpoints: 1_000, ..Config::default() }).unwrap();
+        let applied = nftables.apply(&sampler().plan(), Scope::All).unwrap();
+        assert!(applied.warnings[0].starts_with("500 clients that session affinity"), "{applied:?}");
+        assert!(clients().is_none_or(|clients| clients == 100_000), "{:?}", clients());
+    });
+}
+
+#[test]
+fn a_table_is_made_anew_without_clients_if_the_kernel_does_not_take_them() {
+    in_namespace("a_table_is_made_anew_without_clients_if_the_kernel_does_not_take_them", || {
+        with_crowd(4_000);
+        let socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+        // The first that is sent is the whole table, and the largest by far.
+        let mut refused = false;
+        let faulty = Faulty::new(socket, move |request| {
+            let refuse = request.is_batch && request.len > 100_000 && !refused;
+            refused |= refuse;
+            refuse.then_some(Fault::Refused(Errno::NOMEM))
+        });
+        let config = Config { counted_endpoints: 1_000, ..Config::default() };
+        let mut nftables = Nftables::over(Nft::over(faulty), &config);
+        let applied = nftables.apply(&sampler().plan(), Scope::All).unwrap();
+        assert!(applied.warnings[0].starts_with("the clients that session affinity"), "{applied:?}");
+        assert!(clients().is_none_or(|clients| clients == 0), "{:?}", clients());
+        let again = Nftables::open(&config).unwrap().apply(&sampler().plan(), Scope::All).unwrap();
+        assert!(again.changed_nothing(), "{again:?}");
     });
 }
 
