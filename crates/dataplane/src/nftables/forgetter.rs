@@ -4,8 +4,8 @@
 //!
 //! The kernel walks a map from its beginning for every few hundred elements that it tells, so a look at the affinity map
 //! costs with the square of its size: 0.3 s for 65,000 clients, 4.3 s for 260,000 (Linux 6.18). How many there are is up to
-//! clients, so programming never waits for the end of it. What is small is done within [`PATIENCE`] nevertheless, and in
-//! force when a turn ends.
+//! clients, so programming never waits for the end of it. As long as no more than [`FEW`] show it does wait nevertheless, so that
+//! it is in force when a turn ends.
 
 use std::{
     sync::{
@@ -50,6 +50,8 @@ struct Queue {
 struct State {
     remembered: PerFamily<Remembered>,
     forgotten: u64,
+    /// Clients that showed in the last look.
+    seen: usize,
     failure: Option<netlink::Error>,
     is_closed: bool,
 }
@@ -67,7 +69,11 @@ impl Forgetter {
 
     /// Takes over what a turn did in a family. To be called once it is in force.
     pub(super) fn follow(&self, family: Family, holdings: &Holdings, departed: &Departed, all: bool) {
-        self.queue.lock().remembered[family].follow(family, holdings, departed, all);
+        let mut state = self.queue.lock();
+        if state.next().is_none() {
+            state.seen = 0;
+        }
+        state.remembered[family].follow(family, holdings, departed, all);
         self.queue.news.notify_all();
     }
 
@@ -86,8 +92,8 @@ impl Forgetter {
     fn wait(&mut self) {
         // Who was slow once is not waited for until it is done.
         let patience = if self.is_slow { Duration::ZERO } else { PATIENCE };
-        let state = self.queue.lock();
-        let waited = self.queue.news.wait_timeout_while(state, patience, |state| state.next().is_some());
+        let quick = |state: &mut State| state.next().is_some() && state.seen <= FEW;
+        let waited = self.queue.news.wait_timeout_while(self.queue.lock(), patience, quick);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         self.is_slow = state.next().is_some();
     }
@@ -155,9 +161,22 @@ impl Queue {
         true
     }
 
+    fn begin(&self, family: Family) -> u64 {
+        let mut state = self.lock();
+        state.seen = 0;
+        state.remembered[family].asked()
+    }
+
     fn look<T: Transport>(&self, nft: &mut Nft<T>, family: Family) -> Result<(), netlink::Error> {
-        let asked = self.lock().remembered[family].asked();
-        let is_stale = |element: &Element<'_>| self.lock().remembered[family].is_stale(family, element);
+        let asked = self.begin(family);
+        let is_stale = |element: &Element<'_>| {
+            let mut state = self.lock();
+            state.seen += 1;
+            if state.seen == FEW + 1 {
+                self.news.notify_all();
+            }
+            state.remembered[family].is_stale(family, element)
+        };
         let (keys, whole) = match affinity::stale(nft, family, is_stale) {
             // The table is gone, and with it all that was remembered.
             Err(error) if error.is_not_found() => (Vec::new(), true),
@@ -180,8 +199,10 @@ impl Queue {
     }
 }
 
-/// So long a turn waits at most. A few thousand clients are looked through by then.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// With more clients a turn does not wait. So many are looked through in some milliseconds.
+const FEW: usize = 4_000;
+/// So long a turn waits at most, also on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Other programs' commits wait meanwhile: some milliseconds.
 const AT_ONCE: usize = 1_000;
 /// Looks without a thread: one that finds all, one that finds none, and some for what came in between.

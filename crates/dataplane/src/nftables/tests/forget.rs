@@ -84,9 +84,8 @@ fn clients_of_endpoints_that_went_are_forgotten() {
 fn a_change_does_not_wait_until_all_clients_are_forgotten() {
     in_namespace("a_change_does_not_wait_until_all_clients_are_forgotten", || {
         let (mut nftables, before, after) = with_crowd(130_000);
-        let began = Instant::now();
         nftables.apply(&after.plan(), Scope::Only(&after.changes_since(&before))).unwrap();
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        assert!(clients().is_none_or(|clients| clients > 65_000), "it has waited");
         await_crowd(65_000);
     });
 }
