@@ -129,6 +129,10 @@ macro_rules! reasons {
 
 reasons! {
     BadAddress, "bad_address", "not an IP address", "address left out";
+    BadVip, "bad_vip",
+        "loopback, unspecified, multicast and IPv6 link-local addresses cannot be those of a Service", "address left out";
+    BadClusterIp, "bad_cluster_ip",
+        "loopback, unspecified, multicast and IPv6 link-local addresses cannot be those of a Service", "Service left out";
     BadCidr, "bad_cidr", "not a CIDR", "range left out";
     BadPort, "bad_port", "not a port from 1 to 65535", "port left out";
     BadNodePort, "bad_node_port", "not a node port from 0 to 65535", "node port left out";

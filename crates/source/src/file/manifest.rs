@@ -464,11 +464,13 @@ fn metadata(header: &Header) -> Metadata {
     }
 }
 
-/// The line of a field (from 0). An address that was given alone is spoken of as the first of a list.
+/// The line of a field (from 0). Of cluster IPs one field is filled in from the other, and only one may be written.
 fn line_of(text: &[u8], field: &str) -> usize {
     let found = place::find(text, field);
-    match field.strip_prefix("spec.clusterIPs") {
-        Some(_) if !found.is_there => place::find(text, "spec.clusterIP").line,
+    match field {
+        _ if found.is_there => found.line,
+        "spec.clusterIP" => place::find(text, "spec.clusterIPs").line,
+        _ if field.starts_with("spec.clusterIPs") => place::find(text, "spec.clusterIP").line,
         _ => found.line,
     }
 }

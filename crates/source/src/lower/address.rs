@@ -12,6 +12,14 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
     parse_ip_as_written(text).map(|ip| ip.to_canonical())
 }
 
+/// Whether packets to this address can be a Service's. Those to the others are the node's own affair, or leave no link:
+/// taken for a Service, a loopback address would cut off the node's own connections. IPv4 link-local addresses are in
+/// use, for a DNS cache on the node say.
+pub(super) fn can_be_virtual(ip: IpAddr) -> bool {
+    let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    !(ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || is_link_local)
+}
+
 /// Parses a CIDR; bits beyond the prefix are cleared.
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
@@ -86,6 +94,28 @@ mod tests {
             ("99999999999.0.0.1", None),
         ] {
             assert_eq!(parse_ip(text), expected.map(|ip| ip.parse().unwrap()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_services() {
+        for (text, expected) in [
+            ("10.96.0.1", true),
+            ("203.0.113.1", true),
+            ("169.254.20.10", true),
+            ("fd00::1", true),
+            ("2001:db8::1", true),
+            ("127.0.0.1", false),
+            ("127.1.2.3", false),
+            ("::ffff:127.0.0.1", false),
+            ("0.0.0.0", false),
+            ("224.0.0.251", false),
+            ("::1", false),
+            ("::", false),
+            ("fe80::1", false),
+            ("ff02::1", false),
+        ] {
+            assert_eq!(parse_ip(text).map(can_be_virtual), Some(expected), "{text}");
         }
     }
 

@@ -9,8 +9,8 @@ use model::{
 };
 
 use super::{
-    Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, annotations::Wishes, namespaced, parse_cidr,
-    parse_ip, port,
+    Lowered, Resource, SERVICE_PROXY_NAME, Scope, Subject, address::can_be_virtual, annotations::Wishes,
+    namespaced, parse_cidr, parse_ip, port,
 };
 use crate::{
     object::{self, Metadata, ServiceSpec},
@@ -38,6 +38,10 @@ impl Resource for object::Service {
         };
         if is_not_ours(metadata, spec) {
             return Lowered::Ignored;
+        }
+        if let Some(written) = impossible_cluster_ip(spec) {
+            subject.problem("spec.clusterIP", Reason::BadClusterIp, written);
+            return Lowered::Refused;
         }
         let cluster_ips = cluster_ips(&mut subject, spec);
         if cluster_ips.v4.is_none() && cluster_ips.v6.is_none() {
@@ -85,6 +89,12 @@ fn is_not_ours(metadata: &Metadata, spec: &ServiceSpec) -> bool {
     metadata.label(SERVICE_PROXY_NAME).is_some()
         || spec.kind.as_deref() == Some("ExternalName")
         || matches!(spec.cluster_ip.as_deref().unwrap_or_default(), "" | "None")
+}
+
+/// One is enough to refuse them all: who wrote it means something else than a Service.
+fn impossible_cluster_ip(spec: &ServiceSpec) -> Option<&String> {
+    let mut written = spec.cluster_ip.iter().chain(&spec.cluster_ips);
+    written.find(|text| parse_ip(text).is_some_and(|ip| !can_be_virtual(ip)))
 }
 
 fn cluster_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> PerFamily<Option<IpAddr>> {
@@ -191,7 +201,8 @@ fn external_ips(subject: &mut Subject<'_, '_>, spec: &ServiceSpec) -> Box<[IpAdd
     let mut ips = Vec::new();
     for (at, text) in spec.external_ips.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
         match parse_ip(text) {
-            Some(ip) => ips.push(ip),
+            Some(ip) if can_be_virtual(ip) => ips.push(ip),
+            Some(_) => subject.problem(format!("spec.externalIPs[{at}]"), Reason::BadVip, text),
             None => subject.problem(format!("spec.externalIPs[{at}]"), Reason::BadAddress, text),
         }
     }
@@ -222,9 +233,10 @@ fn load_balancer_ips(subject: &mut Subject<'_, '_>, service: &object::Service) -
             }
         }
         match parse_ip(text) {
-            Some(ip) => ips.push(ip),
-            None => {
-                subject.problem(format!("status.loadBalancer.ingress[{at}].ip"), Reason::BadAddress, text);
+            Some(ip) if can_be_virtual(ip) => ips.push(ip),
+            parsed => {
+                let reason = if parsed.is_some() { Reason::BadVip } else { Reason::BadAddress };
+                subject.problem(format!("status.loadBalancer.ingress[{at}].ip"), reason, text);
             }
         }
     }

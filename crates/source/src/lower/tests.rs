@@ -156,6 +156,14 @@ fn services_that_make_no_sense() {
             vec![problem("spec.clusterIP", Reason::NoClusterIp)],
         ),
         (
+            service_object(json!({"clusterIP": "127.0.0.1"})),
+            vec![problem("spec.clusterIP", Reason::BadClusterIp)],
+        ),
+        (
+            service_object(json!({"clusterIPs": ["10.96.0.1", "fe80::1"], "clusterIP": "10.96.0.1"})),
+            vec![problem("spec.clusterIP", Reason::BadClusterIp)],
+        ),
+        (
             service_object(json!({"clusterIP": "x", "clusterIPs": ["x"], "ipFamilies": ["IPv4"]})),
             vec![
                 problem("spec.clusterIPs[0]", Reason::BadAddress),
@@ -165,6 +173,17 @@ fn services_that_make_no_sense() {
     ] {
         assert_eq!(lower::<object::Service>(object.clone()), (Lowered::Refused, problems), "{object}");
     }
+}
+
+#[test]
+fn a_load_balancer_cannot_have_an_address_of_the_node_itself() {
+    let mut object = service_object(json!({"clusterIP": "10.96.0.1"}));
+    object["status"] = json!({"loadBalancer": {"ingress": [{"ip": "127.0.0.1"}, {"ip": "192.0.2.1"}]}});
+    let (Lowered::Object(Update::Service(service)), problems) = lower::<object::Service>(object) else {
+        panic!()
+    };
+    assert_eq!(*service.load_balancer_ips, [ip("192.0.2.1")]);
+    assert_eq!(problems, [problem("status.loadBalancer.ingress[0].ip", Reason::BadVip)]);
 }
 
 #[test]
@@ -216,7 +235,7 @@ fn a_bad_part_hurts_only_itself() {
             {"name": "good", "port": 65535, "nodePort": 70000},
             {"name": "twice", "port": 1}, {"name": "twice", "port": 2}, {"name": "twice", "port": 3, "protocol": "UDP"},
         ],
-        "externalIPs": ["example.com", "192.0.2.1"],
+        "externalIPs": ["example.com", "192.0.2.1", "127.0.0.1"],
         "loadBalancerSourceRanges": ["10.0.0.0", "10.0.0.0/8"],
         "sessionAffinity": "Cookie", "internalTrafficPolicy": "Nearby", "healthCheckNodePort": -1,
     }));
@@ -241,6 +260,7 @@ fn a_bad_part_hurts_only_itself() {
             problem("spec.ports[6].nodePort", Reason::BadNodePort),
             problem("spec.ports[8]", Reason::DuplicatePort),
             problem("spec.externalIPs[0]", Reason::BadAddress),
+            problem("spec.externalIPs[2]", Reason::BadVip),
             problem("spec.loadBalancerSourceRanges[0]", Reason::BadCidr),
             problem("spec.internalTrafficPolicy", Reason::BadPolicy),
             problem("spec.sessionAffinity", Reason::BadAffinity),
