@@ -187,6 +187,9 @@ reasons! {
     BadSyntax, "bad_syntax", "not valid YAML or JSON", "";
     Unreadable, "unreadable", "the file cannot be read", "what it gave before stays served";
     Away, "away", "it cannot be looked into", "all stays as it is until it can";
+    NoManifests, "no_manifests",
+        "no file here counts: only *.yaml, *.yml and *.json do, and only those directly in the folder",
+        "nothing is served from it";
     Kept, "kept", "not everything in this file could be used",
         "objects that are no longer in it stay served until it is mended or deleted";
     Emptied, "emptied", "the file is empty", "what it said before stays in force; delete it to remove that";

@@ -43,6 +43,7 @@ mod sequence_tests;
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -156,6 +157,8 @@ struct Reader {
     hears: bool,
     /// That the folder cannot be looked into is said once, not on each attempt.
     away: bool,
+    /// Something that does not count, if nothing in the folder does. Said when it comes to be so.
+    stranger: Option<OsString>,
 }
 
 /// How far the first list is.
@@ -192,11 +195,13 @@ impl Reader {
             next_audit: Instant::now(),
             hears: false,
             away: false,
+            stranger: None,
         }
     }
 
     /// Looks at the files that notices name or that are due; at all of them if there is reason to, or if it is time.
     fn look(&mut self, notices: &Notices, now: Instant, problems: &Problems, tell: Tell<'_>) -> Look {
+        let had_stranger = self.stranger.is_some();
         let decided = if self.is_partial(notices, now) { self.look_at_some(notices, now) } else { None };
         let (read, gone) = match decided {
             Some(decided) => decided,
@@ -208,6 +213,12 @@ impl Reader {
         if std::mem::take(&mut self.away) {
             tracing::info!(path = %self.target.display(), "files can be read now");
             problems.settle(|| Subject::File(self.target.clone()), Vec::new());
+        }
+        if self.stranger.is_some() != had_stranger {
+            let place = Some((self.target.clone(), 0));
+            let said = |name: &OsString| Problem::new("", "", Reason::NoManifests, name.display());
+            let found = self.stranger.iter().map(|name| Problem { place: place.clone(), ..said(name) });
+            problems.settle(|| Subject::File(self.target.clone()), found.collect());
         }
         if self.progress == Progress::Silent {
             self.progress = Progress::Listing { since: now };
@@ -291,6 +302,7 @@ impl Reader {
             return Err(io::ErrorKind::NotFound.into());
         }
         (self.folder, self.identity) = (scan.folder, scan.identity);
+        self.stranger = scan.other.filter(|_| scan.files.is_empty());
         let told = scan.told;
         let missing = self.desk.names().filter(|name| !scan.files.contains_key(*name)).cloned();
         let missing: Vec<Name> = missing.collect();

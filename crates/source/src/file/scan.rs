@@ -3,7 +3,7 @@
 //! Which manifest files there are, and in which state.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::{self, Metadata},
     hash::{DefaultHasher, Hash, Hasher},
     io,
@@ -49,6 +49,8 @@ pub(super) struct Scan {
     pub folder: PathBuf,
     pub identity: Identity,
     pub files: HashMap<Name, Stamp>,
+    /// Something in the folder that does not count, and is not hidden.
+    pub other: Option<OsString>,
     /// The kernel tells of every change, to those who ask it: the folder is on this machine, and none of its files is
     /// a link to elsewhere.
     pub told: bool,
@@ -89,7 +91,7 @@ pub(super) fn scan(target: &Path, detail: Detail) -> io::Result<Scan> {
     };
     let folder = if is_folder { target } else { folder_of(target) };
     let (files, told) = (HashMap::new(), is_local(folder));
-    let mut scan = Scan { folder: folder.to_owned(), identity: identity(folder), files, told };
+    let mut scan = Scan { folder: folder.to_owned(), identity: identity(folder), files, other: None, told };
     let entries = fs::read_dir(folder)?;
     if !is_folder {
         let name = target.file_name().unwrap_or_default();
@@ -103,6 +105,9 @@ pub(super) fn scan(target: &Path, detail: Detail) -> io::Result<Scan> {
         let entry = entry?;
         let name = entry.file_name();
         if !is_manifest(Path::new(&name)) {
+            if scan.other.is_none() && !is_hidden(&name) {
+                scan.other = Some(name);
+            }
             continue;
         }
         // One that goes while we look is gone; a link that leads nowhere is not there. Of what is no link the state is
@@ -130,8 +135,11 @@ fn is_local(folder: &Path) -> bool {
 
 /// `*.yaml`, `*.yml`, `*.json`, and no hidden file: editors keep their drafts in such.
 pub(super) fn is_manifest(path: &Path) -> bool {
-    let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-    !hidden && has_extension(path)
+    path.file_name().is_some_and(|name| !is_hidden(name)) && has_extension(path)
+}
+
+fn is_hidden(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".")
 }
 
 fn has_extension(path: &Path) -> bool {

@@ -146,6 +146,24 @@ async fn an_empty_folder_is_listed() {
 }
 
 #[tokio::test]
+async fn a_folder_in_which_nothing_counts_is_said_to_be_so() {
+    let mut bench = Bench::start("", |folder| {
+        fs::write(folder.join("web.conf"), service("a", "10.0.0.1")).unwrap();
+        fs::write(folder.join(".hidden"), "").unwrap();
+    });
+    bench.expect(&[]).await;
+    let said = |bench: &Bench| bench.problems.recent().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(bench.problems.count(Reason::NoManifests), 1);
+    assert!(said(&bench)[0].ends_with("\"web.conf\"; nothing is served from it"), "{:?}", said(&bench));
+    bench.save("x.yaml", &service("a", "10.0.0.1"));
+    bench.expect(&[("a", "10.0.0.1")]).await;
+    assert_eq!(said(&bench).len(), 1);
+    let mut hidden = Bench::start("", |folder| fs::write(folder.join(".hidden"), "").unwrap());
+    hidden.expect(&[]).await;
+    assert_eq!(said(&hidden), [""; 0]);
+}
+
+#[tokio::test]
 async fn a_half_written_file_removes_nothing() {
     let (a, b) = (service("a", "10.0.0.1"), service("b", "10.0.0.2"));
     let whole = a.clone() + &b;
