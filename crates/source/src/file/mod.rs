@@ -8,17 +8,19 @@
 //! but `spec.clusterIP` must be given. A Service may name its endpoints itself: see [`endpoints`].
 //!
 //! Files are followed. Each change is read as soon as its file is closed or renamed into place; that costs the file,
-//! not the folder, and of a file that was read before only documents that differ are looked at. Only what differs is
-//! told. What the kernel gives no word of (a network file system, a link to elsewhere) is found by looking at the whole
-//! folder now and then.
+//! not the folder, and of a file that was read before only documents that differ are looked at, or are not well. Only what
+//! differs is told. What the kernel gives no word of (a network file system, a link to elsewhere) is found by looking at
+//! the whole folder now and then.
 //!
 //! What is bad is reported with file, line and reason, and the rest is served. Nobody has looked at a file before us, as
 //! the API server does, so an object in which something is wrong does not take the place of a good version that is
 //! served: that one stays, as a whole. Where there is none, what is good of it is served. A key or a kind that is nearly
 //! one of those that are read counts as wrong. A file in which a document cannot be used, or that has become empty,
-//! takes nothing back of what it gave before; a file that is deleted does. A file that is still open for writing is not
-//! read. A folder that is away says nothing about its files. An object given twice counts once: the file whose name sorts
-//! first has it.
+//! takes nothing back of what it gave before; a file that is deleted does. All this while the process runs: nothing is
+//! kept on disk, so one that starts with a broken file serves the rest, and what only that file gave is gone.
+//!
+//! A file that is still open for writing is not read. A folder that is away says nothing about its files. An object given
+//! twice counts once: the file whose name sorts first has it.
 
 pub mod endpoints;
 mod header;
