@@ -27,6 +27,7 @@ pub(crate) struct Following {
     /// Where the kubeconfig is and what it points to.
     pub(crate) dir: TempDir,
     pub(crate) status: Arc<Status>,
+    pub(crate) problems: Arc<Problems>,
     mirror: Arc<Mutex<Mirror>>,
     runtime: runtime::Handle,
     orders: Option<mpsc::UnboundedSender<Order>>,
@@ -49,27 +50,35 @@ impl Following {
             user_agent: "portolan/test".into(),
             environment: kube::Environment::default(),
         };
-        let status = Arc::new(Status::default());
+        let (status, problems) = (Arc::new(Status::default()), Arc::new(Problems::new()));
         let mirror = Arc::new(Mutex::new(Mirror::new()));
         let (orders, receiver) = mpsc::unbounded_channel();
         let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let handle = runtime.handle().clone();
         let thread = {
-            let (status, mirror) = (status.clone(), mirror.clone());
+            let (status, problems, mirror) = (status.clone(), problems.clone(), mirror.clone());
             thread::spawn(move || {
                 runtime.block_on(async {
                     let access = Arc::new(Access::open(settings).await.expect("the kubeconfig is good"));
                     // Short, so that the source also meets a receiver that is slower than the server.
                     let (out, updates) = mpsc::channel(4);
                     tokio::select! {
-                        () = kube::run(access, NODE.into(), Arc::new(Problems::new()), status, out) => {}
+                        () = kube::run(access, NODE.into(), problems, status, out) => {}
                         () = take(updates, &mirror) => {}
                         () = obey(receiver) => {}
                     }
                 });
             })
         };
-        Following { dir, status, mirror, runtime: handle, orders: Some(orders), thread: Some(thread) }
+        Following {
+            dir,
+            status,
+            problems,
+            mirror,
+            runtime: handle,
+            orders: Some(orders),
+            thread: Some(thread),
+        }
     }
 
     /// For how long of its time the source has heard nothing of a kind.

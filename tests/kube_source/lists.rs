@@ -344,3 +344,22 @@ fn the_first_refusal_after_an_outage_is_not_believed() {
     following.converge(&server);
     assert_eq!(following.ends(Kind::ServiceCidr), 1, "none were told of before there were some");
 }
+
+#[test]
+fn what_goes_wrong_with_an_object_a_second_time_is_said_a_second_time() {
+    let server = server(1);
+    let following = Following::start(&server);
+    following.converge(&server);
+    // Another address each time, so that there is something to wait for.
+    let put = |node_port: u32, address: &str| {
+        let mut object = service("bad", address);
+        object["spec"]["ports"][0]["nodePort"] = json!(node_port);
+        server.put(object);
+        following.converge(&server);
+        following.problems.recent().len()
+    };
+    assert_eq!(put(70000, "10.96.7.1"), 1);
+    assert_eq!(put(70000, "10.96.7.2"), 1, "it has not changed");
+    assert_eq!(put(30080, "10.96.7.3"), 1);
+    assert_eq!(put(70000, "10.96.7.4"), 2);
+}

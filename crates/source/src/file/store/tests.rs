@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::{ffi::OsStr, path::Path};
+use std::{collections::BTreeMap, ffi::OsStr, path::Path};
+
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -269,4 +271,49 @@ fn twice_in_one_file() {
     let text = service("a", "10.0.0.1") + &service("a", "10.0.0.2");
     assert_eq!(bench.write("x.yaml", &text), updates(&["a=10.0.0.1"]));
     assert_eq!(bench.problems, [Reason::DuplicateObject]);
+}
+
+/// Good or with a port that is none, and the last number of its address.
+type Version = (bool, u8);
+
+proptest! {
+    /// Against the rule in few words: a version with a mistake is served where no good one is.
+    #[test]
+    fn a_mistake_never_takes_the_place_of_a_good_version(
+        turns in prop::collection::vec(prop::option::weighted(0.9, [prop::option::of(any::<Version>()), prop::option::of(any::<Version>())]), 1..12),
+    ) {
+        let (mut bench, mut told, mut rule) = (Bench::default(), BTreeMap::new(), BTreeMap::new());
+        for turn in turns {
+            let updates = match turn {
+                None => bench.remove("x.yaml").0,
+                Some(versions) => {
+                    let text = |(name, version): (&str, Option<Version>)| {
+                        let (is_good, last) = version?;
+                        let text = service(name, &format!("10.0.0.{last}"));
+                        Some(if is_good { text } else { text.replace("port: 80", "port: 0") })
+                    };
+                    let texts = ["a", "b"].into_iter().zip(versions).filter_map(text);
+                    bench.write("x.yaml", &texts.collect::<String>()).0
+                }
+            };
+            for update in updates {
+                match update.strip_prefix('-') {
+                    Some(name) => drop(told.remove(name)),
+                    None => drop(update.split_once('=').map(|(name, ip)| told.insert(name.to_owned(), ip.to_owned()))),
+                }
+            }
+            // An empty file takes nothing back.
+            if turn.is_none_or(|versions| versions != [None, None]) {
+                for (at, name) in ["a", "b"].into_iter().enumerate() {
+                    match (turn.and_then(|versions| versions[at]), rule.get(name)) {
+                        (None, _) => drop(rule.remove(name)),
+                        (Some((false, _)), Some((true, _))) => {}
+                        (Some(version), _) => drop(rule.insert(name.to_owned(), version)),
+                    }
+                }
+            }
+            let expected = rule.iter().map(|(name, (_, last)): (&String, &Version)| (name.clone(), format!("10.0.0.{last}")));
+            prop_assert_eq!(&told, &expected.collect::<BTreeMap<_, _>>());
+        }
+    }
 }
