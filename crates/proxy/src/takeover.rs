@@ -10,7 +10,7 @@ use std::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -34,7 +34,18 @@ const WAITING: Duration = Duration::from_secs(30);
 /// Ends the looking when dropped.
 #[derive(Debug)]
 pub struct Takeover {
-    _alive: Sender<()>,
+    alive: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Takeover {
+    /// Ends the looking, and returns when no look is under way any more.
+    pub fn end(self) {
+        let Takeover { alive, thread } = self;
+        drop(alive);
+        // What it did it has told; one that panicked removes nothing more.
+        thread.map(JoinHandle::join);
+    }
 }
 
 /// What serves now, and where to tell.
@@ -52,10 +63,10 @@ pub struct Successor {
 pub fn begin(mut successor: Successor) -> Takeover {
     let (alive, ended) = channel();
     let thread = thread::Builder::new().name("takeover".to_owned());
-    if let Err(error) = thread.spawn(move || look(&mut successor, &ended)) {
+    let thread = thread.spawn(move || look(&mut successor, &ended)).inspect_err(|error| {
         tracing::warn!(%error, "cannot start a thread; what another proxy left stays until the next start");
-    }
-    Takeover { _alive: alive }
+    });
+    Takeover { alive, thread: thread.ok() }
 }
 
 fn look(successor: &mut Successor, ended: &Receiver<()>) {

@@ -8,8 +8,6 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
-    thread,
-    time::Duration,
 };
 
 use daemon::{BIN, Daemon, node, privileged, until};
@@ -297,20 +295,19 @@ fn a_start_from_files_warns_of_nothing_that_passes() {
     }
 }
 
-/// The rules that it leaves for the kernel are its own doing.
+/// The rules that it leaves for the kernel are its own doing: no drift, and nothing that another proxy left.
 #[test]
 fn the_end_of_the_userspace_mode_is_no_drift() {
     for _ in 0..5 {
         let Some(netns) = privileged(node()) else { return };
         let folder = tempfile::tempdir().expect("a folder");
         let daemon = serving(&netns, folder.path(), &["--proxy-mode=userspace"]);
-        // The first look for what another proxy left is over by then.
-        thread::sleep(Duration::from_millis(500));
         daemon.signal(Signal::TERM);
         let (code, log) = daemon.wait();
         assert_eq!(code, Some(0), "{log}");
         assert!(log.contains("the kernel serves new connections"), "{log}");
-        assert!(!log.contains("somebody else"), "{log}");
+        assert!(!log.contains("somebody else") && !log.contains("another proxy"), "{log}");
+        assert!(portolan(&netns, &["dump", "--proxy-mode=nftables"]).1.contains("10.244.1.1"), "{log}");
     }
 }
 

@@ -131,7 +131,7 @@ enum Succession {
     /// Goes once all is in force.
     Ahead(Mode),
     /// Goes.
-    Begun(#[expect(dead_code, reason = "held, as its end ends the work")] Takeover),
+    Begun(Takeover),
 }
 
 #[derive(Default)]
@@ -191,6 +191,10 @@ impl Reconciler {
         let Some(relief) = self.relief.take().filter(|_| self.serving && self.ports.seat.is_ours()) else {
             return;
         };
+        // It would take the rules that come now for what another proxy left.
+        if let Succession::Begun(takeover) = std::mem::replace(&mut self.succession, Succession::None) {
+            takeover.end();
+        }
         match relief(&self.plan) {
             Ok(()) => tracing::info!("the kernel serves new connections until a new process does"),
             Err(error) => tracing::error!(%error, "new connections are not served until a new process does"),
