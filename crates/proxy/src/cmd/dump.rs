@@ -21,7 +21,7 @@ pub fn run(args: &[String]) -> ExitCode {
         Ok((_, positional)) => return usage_error(&format!("dump takes no arguments, got {positional:?}")),
         Err(error) => return usage_error(&error),
     };
-    let Found { parts, failed } = match dump(options) {
+    let Found { parts, failed } = match dump(options, output) {
         Ok(found) => found,
         Err(error) => return say(&error),
     };
@@ -92,7 +92,7 @@ fn text(parts: &[Part]) -> String {
     parts.iter().map(|part| heading(part) + &part.text).collect()
 }
 
-fn dump(mut options: Options) -> Result<Found, String> {
+fn dump(mut options: Options, output: Output) -> Result<Found, String> {
     host::privileged()?;
     options.complete()?;
     let checked = options.checked()?;
@@ -102,7 +102,7 @@ fn dump(mut options: Options) -> Result<Found, String> {
     };
     let mut found = Found { parts: Vec::new(), failed: Vec::new() };
     for mode in modes {
-        match read(&Checked { mode, ..checked.clone() }) {
+        match read(&Checked { mode, ..checked.clone() }, output) {
             Ok(part) if part.text.is_empty() => {}
             Ok(part) => found.parts.push(part),
             Err(reason) => found.failed.push(format!("cannot read what mode {mode} has here: {reason}")),
@@ -116,13 +116,17 @@ fn dump(mut options: Options) -> Result<Found, String> {
     Ok(found)
 }
 
-fn read(checked: &Checked) -> Result<Part, String> {
+fn read(checked: &Checked, output: Output) -> Result<Part, String> {
     let mode = checked.mode;
     let of = |checked: &Checked| {
         let mut dataplane = app::open(checked, host::families())?;
-        let tables = dataplane.listed().map_err(|error| error.to_string())?;
         let text = dataplane.dump().map_err(|error| error.to_string())?;
-        Ok(Part { mode, text, tables })
+        // To read a large table takes a while, and people do not look at this.
+        let tables = match output {
+            Output::Table => Ok(Vec::new()),
+            Output::Json => dataplane.listed().map_err(|error| error.to_string()),
+        };
+        Ok(Part { mode, text, tables: tables? })
     };
     if mode != Mode::Userspace {
         return of(checked);
