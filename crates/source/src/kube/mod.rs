@@ -117,7 +117,7 @@ pub fn fuzz_wire(bytes: &[u8]) {
         lower(format.object::<R>(bytes.clone()));
     }
 
-    fn lower<R: Resource>(object: Result<R, String>) {
+    fn lower<R: Resource>(object: Result<R, wire::Unreadable>) {
         let Ok(object) = object else { return };
         let mut interner = Interner::default();
         let mut scope = crate::lower::Scope {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     protocol::Trouble,
-    wire::{Format, MAX_FRAME},
+    wire::{Format, MAX_FRAME, Unreadable},
 };
 use crate::{
     lower::Resource,
@@ -44,9 +44,9 @@ enum At {
 pub(crate) struct Item(Format, Bytes);
 
 impl Item {
-    pub(crate) fn object<R: Resource>(self) -> Result<R, String> {
+    pub(crate) fn object<R: Resource>(self) -> Result<R, Unreadable> {
         match self.0 {
-            Format::Protobuf => R::decode(self.1).map_err(|error| error.to_string()),
+            Format::Protobuf => R::decode(self.1.clone()).map_err(|error| Unreadable::bare(self.1, &error)),
             Format::Json => self.0.object(self.1),
         }
     }

@@ -30,11 +30,14 @@ impl Format {
     }
 
     /// One object of a kind.
-    pub(crate) fn object<R: Resource>(self, bytes: Bytes) -> Result<R, String> {
-        match self {
-            Format::Protobuf => R::decode(unwrap(bytes)?).map_err(|error| error.to_string()),
+    pub(crate) fn object<R: Resource>(self, bytes: Bytes) -> Result<R, Unreadable> {
+        let read = match self {
+            Format::Protobuf => {
+                unwrap(bytes.clone()).and_then(|raw| R::decode(raw).map_err(|error| error.to_string()))
+            }
             Format::Json => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-        }
+        };
+        read.map_err(|error| Unreadable { metadata: self.metadata(bytes).unwrap_or_default().into(), error })
     }
 
     fn metadata(self, bytes: Bytes) -> Result<Metadata, String> {
@@ -60,6 +63,21 @@ pub(crate) fn error_message(format: Option<Format>, body: &Bytes) -> String {
         let start = &body[..body.len().min(200)];
         String::from_utf8_lossy(start).trim().to_owned()
     })
+}
+
+/// An object that cannot be read: whose it is, if at least that can be, and why.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) metadata: Box<Metadata>,
+    pub(crate) error: String,
+}
+
+impl Unreadable {
+    /// Of a protobuf object without an envelope.
+    pub(crate) fn bare(bytes: Bytes, error: &prost::DecodeError) -> Unreadable {
+        let metadata = Headed::decode(bytes).ok().and_then(|headed| headed.metadata).unwrap_or_default();
+        Unreadable { metadata: metadata.into(), error: error.to_string() }
+    }
 }
 
 /// An event, its object still to be decoded.

@@ -25,11 +25,11 @@ use super::{
     pages::Page,
     protocol::{Act, Ask, Next, Protocol, Trouble},
     status::Status,
-    wire::{self, Format, Frames},
+    wire::{self, Format, Frames, Unreadable},
 };
 use crate::{
     intern::Interner,
-    lower::{self, Lowered, Resource, Scope},
+    lower::{Lowered, Resource, Scope, describe as describe_object},
     object::Metadata,
     problem::{Problem, Problems, Reason, Subject},
 };
@@ -326,24 +326,28 @@ impl<R: Resource> Follower<R> {
     }
 
     /// What an object that is there says. In a list, one that says nothing is simply not mentioned.
-    fn present(&self, object: Result<R, String>, stage: Stage) -> Option<Update> {
-        let object = object.map_err(|error| self.undecodable(error)).ok()?;
-        self.scoped(&object, |scope, metadata| match object.lower(scope) {
+    fn present(&self, object: Result<R, Unreadable>, stage: Stage) -> Option<Update> {
+        let object = object.map_err(|unreadable| self.undecodable(&unreadable)).ok()?;
+        let nameless = Metadata::default();
+        let metadata = object.metadata().unwrap_or(&nameless);
+        self.scoped(metadata, |scope| match object.lower(scope) {
             Lowered::Object(update) => Some(update),
             Lowered::Ignored | Lowered::Refused if stage == Stage::List => None,
             Lowered::Ignored | Lowered::Refused => R::gone(metadata, scope),
         })
     }
 
-    fn gone(&self, object: Result<R, String>) -> Option<Update> {
-        let object = object.map_err(|error| self.undecodable(error)).ok()?;
-        self.scoped(&object, |scope, metadata| R::gone(metadata, scope))
+    fn gone(&self, object: Result<R, Unreadable>) -> Option<Update> {
+        let metadata = match object {
+            Ok(object) => object.metadata().cloned().unwrap_or_default(),
+            // Its name is all that matters now.
+            Err(unreadable) => *unreadable.metadata,
+        };
+        self.scoped(&metadata, |scope| R::gone(&metadata, scope))
     }
 
     /// What is found to be wrong with the object is all that is wrong with it.
-    fn scoped<T>(&self, object: &R, act: impl FnOnce(&mut Scope<'_>, &Metadata) -> T) -> T {
-        let nameless = Metadata::default();
-        let metadata = object.metadata().unwrap_or(&nameless);
+    fn scoped<T>(&self, metadata: &Metadata, act: impl FnOnce(&mut Scope<'_>) -> T) -> T {
         let mut found = Vec::new();
         let mut interner = self.shared.interner.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scope = Scope {
@@ -351,13 +355,19 @@ impl<R: Resource> Follower<R> {
             node_name: &self.shared.node_name,
             report: &mut |problem| found.push(problem),
         };
-        let result = act(&mut scope, metadata);
-        self.shared.problems.settle(|| Subject::Object(lower::describe(R::NAME, metadata)), found);
+        let result = act(&mut scope);
+        self.settle(metadata, found);
         result
     }
 
-    fn undecodable(&self, error: String) {
-        self.shared.problems.report(Problem::new(name(R::KIND), "", Reason::Undecodable, error));
+    fn undecodable(&self, unreadable: &Unreadable) {
+        let object = describe_object(R::NAME, &unreadable.metadata);
+        let problem = Problem::new(object, "", Reason::Undecodable, &unreadable.error);
+        self.settle(&unreadable.metadata, vec![problem]);
+    }
+
+    fn settle(&self, metadata: &Metadata, found: Vec<Problem>) {
+        self.shared.problems.settle(|| Subject::Object(describe_object(R::NAME, metadata)), found);
     }
 
     async fn send(&self, update: Update) -> Result<(), Deaf> {

@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::{kube::access::Settings, object};
 
-/// What a follower of Services tells of a stream of these events.
-async fn told(events: &[Value]) -> Vec<Update> {
+/// What a follower of Services tells of a stream of these events, and what it finds wrong with them.
+async fn told(events: &[Value]) -> (Vec<Update>, Vec<Problem>) {
     let settings = Settings { master: Some("http://127.0.0.1:1".into()), ..Settings::default() };
     let (out, mut updates) = mpsc::channel(100);
     let shared = Shared {
@@ -29,8 +29,7 @@ async fn told(events: &[Value]) -> Vec<Update> {
     let bytes = events.iter().map(|event| format!("{event}\n")).collect::<String>().into_bytes();
     let ended = follower.take_stream(Format::Json, Body::from(bytes)).await;
     assert!(matches!(ended, Err(Stop::Trouble(Trouble::Closed { .. }))));
-    drop(follower);
-    std::iter::from_fn(|| updates.try_recv().ok()).collect()
+    (std::iter::from_fn(|| updates.try_recv().ok()).collect(), follower.shared.problems.recent())
 }
 
 fn event(what: &str, version: &str, kind: &str) -> Value {
@@ -45,9 +44,22 @@ fn event(what: &str, version: &str, kind: &str) -> Value {
 async fn an_object_that_is_nothing_any_more_goes_also_while_a_list_is_streamed() {
     let end = json!({"type": "BOOKMARK", "object": {"metadata": {
         "resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}}});
-    let told = told(&[event("ADDED", "5", "ClusterIP"), event("MODIFIED", "8", "ExternalName"), end]).await;
+    let (told, _) =
+        told(&[event("ADDED", "5", "ClusterIP"), event("MODIFIED", "8", "ExternalName"), end]).await;
     assert!(
         matches!(told[..], [Update::Service(_), Update::ServiceGone(_), Update::End(Kind::Service)]),
         "{told:?}"
     );
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_is_named_and_can_go() {
+    let mut bad = event("MODIFIED", "5", "ClusterIP");
+    bad["object"]["spec"]["ports"] = json!("none");
+    let (nothing, problems) = told(&[bad.clone()]).await;
+    assert_eq!(nothing, []);
+    assert_eq!(problems[0].object, "Service shop/cart");
+    bad["type"] = json!("DELETED");
+    let (gone, _) = told(&[bad]).await;
+    assert!(matches!(gone[..], [Update::ServiceGone(_)]), "{gone:?}");
 }
