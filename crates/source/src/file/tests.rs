@@ -239,7 +239,7 @@ endpoints: [{addresses: ['fd00::9']}]
 ---
 kind: Service
 metadata: {name: mapped}
-spec: {clusterIP: '::ffff:10.96.0.42'}
+spec: {clusterIP: '::ffff:10.96.0.42', ports: [{port: 80}]}
 ";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(problems, []);
@@ -250,16 +250,16 @@ spec: {clusterIP: '::ffff:10.96.0.42'}
     let Some(Update::Slice(slice)) = update(&manifest, 2) else { panic!() };
     assert_eq!(slice.family, model::Family::V6);
     assert_eq!(slice.service.to_string(), "default/dual");
-    let Some(Update::Service(mapped)) = &manifest.found[3].update else { panic!() };
+    let Some(Update::Service(mapped)) = update(&manifest, 3) else { panic!() };
     assert_eq!(mapped.cluster_ips.v4, Some([10, 96, 0, 42].into()));
 }
 
 #[test]
 fn a_cluster_ip_that_is_none_leaves_that_of_the_other_family() {
-    let text = "{kind: Service, metadata: {name: dual}, spec: {clusterIPs: ['fd00::x', 10.96.0.1]}}";
+    let text = "{kind: Service, metadata: {name: dual}, spec: {clusterIPs: ['fd00::x', 10.96.0.1], ports: [{port: 80}]}}";
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert_eq!(places(&problems), [(1, Reason::BadAddress)]);
-    let Some(Update::Service(dual)) = &manifest.found[0].update else { panic!() };
+    let Some(Update::Service(dual)) = update(&manifest, 0) else { panic!() };
     assert_eq!(dual.cluster_ips.v4, Some([10, 96, 0, 1].into()));
 }
 
@@ -272,7 +272,7 @@ fn sixty_thousand_addresses_are_read_in_no_time_and_in_order() {
         twice.map(|address| format!("{begin}{address}\n")).collect::<String>()
     };
     let text = format!(
-        "kind: Service\nmetadata:\n  name: many\nspec:\n  clusterIP: 10.96.0.1\n  externalIPs:\n{}\
+        "kind: Service\nmetadata:\n  name: many\nspec:\n  clusterIP: 10.96.0.1\n  ports: [{{port: 80}}]\n  externalIPs:\n{}\
          status:\n  loadBalancer:\n    ingress:\n{}",
         list("  - "),
         list("    - ip: ")
@@ -281,7 +281,7 @@ fn sixty_thousand_addresses_are_read_in_no_time_and_in_order() {
     let (manifest, problems) = read("x.yaml", text.as_bytes());
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(problems, []);
-    let Some(Update::Service(many)) = &manifest.found[0].update else { panic!() };
+    let Some(Update::Service(many)) = update(&manifest, 0) else { panic!() };
     assert!(*many.external_ips == *addresses && *many.load_balancer_ips == *addresses);
 }
 
@@ -290,7 +290,7 @@ fn a_health_check_port_of_0_is_a_fault_where_one_is_needed() {
     let faults = |kind: &str, policy: &str, port: &str| {
         let text = format!(
             "kind: Service\nmetadata: {{name: web}}\n\
-             spec: {{clusterIP: 10.96.0.1, type: {kind}, externalTrafficPolicy: {policy}{port}}}\n"
+             spec: {{clusterIP: 10.96.0.1, type: {kind}, externalTrafficPolicy: {policy}, ports: [{{port: 80}}]{port}}}\n"
         );
         let (manifest, problems) = read("x.yaml", text.as_bytes());
         assert_eq!(manifest.found.len(), 1, "the service is served");
