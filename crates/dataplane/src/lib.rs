@@ -255,6 +255,8 @@ pub struct Applied {
     pub tables: Vec<TableRules>,
     /// What elements that were removed or replaced had counted.
     pub retired: Vec<Reading>,
+    /// So many parts of the Plan did the kernel refuse; the warnings name them. Another complete write tries them again.
+    pub left_out: usize,
     /// Parts of the Plan this dataplane or this node cannot serve; one sentence each. The rest is in force.
     pub warnings: Vec<String>,
 }

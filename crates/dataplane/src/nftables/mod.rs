@@ -195,8 +195,9 @@ impl<T: Transport> Dataplane for Nftables<T> {
             // It may be that the tables are not as we believe: all is compared, and what is refused then is bad itself.
             errors.extend(refused);
         } else {
-            let left_out = |error| format!("left out until the next complete write: {error}");
-            warnings.extend(refused.map(left_out));
+            let before = warnings.len();
+            warnings.extend(refused.map(|error| format!("left out, and tried again later: {error}")));
+            applied.left_out = warnings.len() - before;
         }
         Error::collect(errors)?;
         self.known = Some(known);

@@ -40,7 +40,7 @@ impl<T: Transport> Turn<'_, T> {
         held.extend(self.step_if_free(family, |script| script.remove_objects(&chains, &[]))?);
         self.applied.warnings.extend(held.into_iter().map(|error| {
             format!(
-                "what others put into our table stays until the next complete write, without effect: {error}"
+                "what others put into our table stays for now, without effect: {error}"
             )
         }));
         Ok(())

@@ -46,6 +46,8 @@ use crate::{
 
 /// With nothing to do, the loop still comes round so often.
 const IDLE: Duration = Duration::from_secs(60);
+/// What the kernel refused of a complete write is tried again so often.
+const LEFT_OUT: Duration = Duration::from_secs(60);
 /// How many updates are taken before the loop looks whether something is due.
 const BATCH: usize = 4096;
 
@@ -108,6 +110,10 @@ pub struct Reconciler {
     complete: bool,
     /// The plan is empty and has to look at the whole world.
     blank: bool,
+    /// The kernel refused a part of the last complete write.
+    leaves_out: bool,
+    /// When to write everything once more for that.
+    again: Option<Instant>,
     /// Programmed at least once.
     serving: bool,
     sight: Sight,
@@ -164,6 +170,8 @@ impl Reconciler {
             pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
+            leaves_out: false,
+            again: None,
             serving: false,
             sight: Sight::new(from_files),
             started: SystemTime::now(),
@@ -336,8 +344,9 @@ impl Reconciler {
         }
         // The wait may just have ended in vain.
         self.stand_in();
+        self.complete |= self.again.is_some_and(|again| again <= now);
         if !self.complete && self.world.dirty().is_empty() {
-            return None;
+            return self.again;
         }
         let work = self.work();
         let due = self.pacer.due(work, now);
@@ -357,11 +366,14 @@ impl Reconciler {
                     self.rounds.hurry(end);
                 }
                 self.pacer.succeeded(work, now, end);
+                if work != Work::Part {
+                    self.again = self.leaves_out.then(|| end + LEFT_OUT);
+                }
             }
             Ok(Err(error)) => self.fail(error, end),
             Err(panic) => self.survive(&*panic, end),
         }
-        self.complete.then(|| self.pacer.due(self.work(), end))
+        if self.complete { Some(self.pacer.due(self.work(), end)) } else { self.again }
     }
 
     fn work(&self) -> Work {
@@ -428,6 +440,9 @@ impl Reconciler {
             self.ports.metrics.lock_wait.only().observe(waited.as_secs_f64());
         }
         let applied = outcome.map_err(|error| error.to_string())?;
+        if self.complete {
+            self.leaves_out = applied.left_out > 0;
+        }
         self.waiting.flows.extend(applied.vanished.iter().copied().filter_map(FlowRule::vanished));
         self.ports.connections.retire(&applied.retired);
         for warning in &applied.warnings {

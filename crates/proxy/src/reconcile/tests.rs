@@ -28,6 +28,7 @@ struct Script {
 
 #[derive(Clone, Copy)]
 enum Answer {
+    LeaveOut,
     Fail,
     Panic,
 }
@@ -42,6 +43,7 @@ impl Dataplane for Fake {
         drop(script);
         match answer {
             None => Ok(Applied::default()),
+            Some(Answer::LeaveOut) => Ok(Applied { left_out: 1, ..Applied::default() }),
             Some(Answer::Fail) => Err(Error::Several(Vec::new())),
             Some(Answer::Panic) => panic!("scripted"),
         }
@@ -364,6 +366,19 @@ fn only_what_happened_since_the_start_is_measured() {
 }
 
 #[test]
+fn what_the_kernel_refused_is_tried_again_with_everything() {
+    let mut bench = bench(false);
+    bench.answer(&[Answer::LeaveOut]);
+    let again = bench.list().expect("it is not done with");
+    assert!(again >= bench.now + LEFT_OUT, "not at once: it would be refused again");
+    assert!(bench.healthy(), "all others are served");
+    assert_eq!(bench.tell([service("b", 2)]), Some(again), "a change meanwhile is written alone");
+    bench.now = again;
+    assert_eq!(bench.tell([]), None, "now it was taken");
+    assert_eq!(bench.calls(), [(true, 1), (false, 2), (true, 2)]);
+}
+
+#[test]
 fn a_panic_is_survived_with_a_new_plan_and_dataplane() {
     let mut bench = bench(false);
     bench.list();
@@ -414,6 +429,7 @@ fn for_a_node_of_which_nothing_is_known_the_host_stands_in_after_the_wait() {
         let next = bench.tell(told.map(Update::Node));
         assert_eq!(known(&bench).0, None, "a Node may still come");
         bench.now = next.expect("it waits");
+        bench.now = bench.tell([]).expect("and goes on waiting");
         bench.tell([]);
         assert_eq!(known(&bench), (Some([203, 0, 113, 9].into()), zone.map(str::to_owned)));
         assert_eq!(bench.status.report(SystemTime::now()).eligible, eligible);
