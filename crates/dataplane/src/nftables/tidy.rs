@@ -38,11 +38,11 @@ impl<T: Transport> Turn<'_, T> {
         held.extend(self.step_if_free(family, |script| script.remove_objects(&[], &sets))?);
         self.remove_idle(family)?;
         held.extend(self.step_if_free(family, |script| script.remove_objects(&chains, &[]))?);
-        self.applied.warnings.extend(held.into_iter().map(|error| {
-            format!(
-                "what others put into our table stays for now, without effect: {error}"
-            )
-        }));
+        self.applied.warnings.extend(
+            held.into_iter().map(|error| {
+                format!("what others put into our table stays for now, without effect: {error}")
+            }),
+        );
         Ok(())
     }
 
