@@ -186,15 +186,20 @@ fn another_mode_takes_over_without_a_gap() {
     });
 }
 
+/// From a pod to the service of [`Bed::build`].
+fn udp_from_a3() -> Route {
+    let source = Version::V4.address(address_of("a3").expect("a pod"));
+    let destination = (manifest::cluster_ip(Version::V4, 10), 80).into();
+    Route { source, destination, transport: Transport::Udp }
+}
+
 /// Endpoints that went while nobody looked: UDP flows to them move, all others stay with theirs.
 #[test]
 fn only_stale_flows_are_cut_after_a_restart() {
     const COUNT: usize = 24;
     let Some(mut bed) = Bed::build() else { return };
     bed.start();
-    let source = Version::V4.address(address_of("a3").expect("a pod"));
-    let destination = (manifest::cluster_ip(Version::V4, 10), 80).into();
-    let route = Route { source, destination, transport: Transport::Udp };
+    let route = udp_from_a3();
     let patience = Duration::from_secs(5);
     let ask = |flow: &mut Flow| match flow.ask(patience) {
         Answer::Answered(reply) => (reply.by, reply.source_seen),
@@ -229,9 +234,7 @@ fn only_stale_flows_are_cut_after_a_restart() {
 fn flows_to_a_port_that_went_are_cut_after_a_restart() {
     let Some(mut bed) = Bed::build() else { return };
     bed.start();
-    let source = Version::V4.address(address_of("a3").expect("a pod"));
-    let destination = (manifest::cluster_ip(Version::V4, 10), 80).into();
-    let route = Route { source, destination, transport: Transport::Udp };
+    let route = udp_from_a3();
     let patience = Duration::from_secs(5);
     let mut flow = bed.lab.open("a3", route, patience).expect("the lab works").expect("UDP opens");
     assert!(matches!(flow.ask(patience), Answer::Answered(_)));

@@ -14,7 +14,7 @@ use super::{
     batch::{Batch, Delete},
     decode::{self, Generic, InTable},
     encode::{self, msg},
-    listing::{ATTEMPTS, Listing, is_of, is_of_chains},
+    listing::{Listing, is_of, is_of_chains},
     monitor::{Change, Object},
     types::{Chain, Element, ElementValue, Listed, ListedRule, Set, Table, TableRef},
 };
@@ -272,20 +272,32 @@ impl<T: Transport> Nft<T> {
         &mut self,
         table: TableRef<'_>,
         set: &str,
-        visit: impl FnMut(Visit<'_>),
+        mut visit: impl FnMut(Visit<'_>),
     ) -> Result<(), Error> {
-        self.list_elements((table, set), true, visit)
-    }
-
-    /// The same for a set to which packets add elements, which may grow all the time: if no listing is clean, the last
-    /// one has to do, with elements that show twice and some that do not show.
-    pub fn elements_in_motion(
-        &mut self,
-        table: TableRef<'_>,
-        set: &str,
-        visit: impl FnMut(Visit<'_>),
-    ) -> Result<(), Error> {
-        self.list_elements((table, set), false, visit)
+        let ask = |w: &mut Writer| {
+            w.str(encode::LIST_TABLE, table.name);
+            w.str(encode::LIST_SET, set);
+        };
+        let spoils = |change: &Change| is_of(change, table, Some(set));
+        let listing = Listing::new(("list elements", msg::GETSETELEM), table.family, &ask, &spoils);
+        self.retry(|nft, witness| {
+            nft.await_commits()?;
+            visit(Visit::Start);
+            let mut seen = Seen::default();
+            nft.dump(&listing, witness, |attrs| {
+                let each = |element: &Element<'_>| {
+                    seen.note(element);
+                    visit(Visit::Element(*element));
+                };
+                decode::elements(attrs, each).map(|_| ())
+            })?;
+            if seen.twice {
+                // Growing takes a moment.
+                std::thread::sleep(Duration::from_millis(1));
+                return Err(Error::Interrupted);
+            }
+            Ok(())
+        })
     }
 
     /// One look at a set to which packets add elements, whatever is committed meanwhile: each element that shows was there.
@@ -313,40 +325,6 @@ impl<T: Transport> Nft<T> {
             Ok(()) | Err(Error::Interrupted) => Ok(!seen.twice),
             Err(error) => Err(error),
         }
-    }
-
-    fn list_elements(
-        &mut self,
-        (table, set): (TableRef<'_>, &str),
-        strict: bool,
-        mut visit: impl FnMut(Visit<'_>),
-    ) -> Result<(), Error> {
-        let ask = |w: &mut Writer| {
-            w.str(encode::LIST_TABLE, table.name);
-            w.str(encode::LIST_SET, set);
-        };
-        let spoils = |change: &Change| is_of(change, table, Some(set));
-        let listing = Listing::new(("list elements", msg::GETSETELEM), table.family, &ask, &spoils);
-        let mut patience = ATTEMPTS;
-        self.retry(|nft, witness| {
-            patience -= 1;
-            nft.await_commits()?;
-            visit(Visit::Start);
-            let mut seen = Seen::default();
-            nft.dump(&listing, witness, |attrs| {
-                let each = |element: &Element<'_>| {
-                    seen.note(element);
-                    visit(Visit::Element(*element));
-                };
-                decode::elements(attrs, each).map(|_| ())
-            })?;
-            if seen.twice && (strict || patience > 0) {
-                // Growing takes a moment.
-                std::thread::sleep(Duration::from_millis(1));
-                return Err(Error::Interrupted);
-            }
-            Ok(())
-        })
     }
 
     /// Visits the elements with these keys, in their order: a look at a part of a set that costs no more than the part.

@@ -174,4 +174,4 @@ impl<T: Transport> Nft<T> {
 }
 
 /// Whoever changes what we list between any two of this many listings would keep us listing forever.
-pub(super) const ATTEMPTS: usize = 10;
+const ATTEMPTS: usize = 10;
