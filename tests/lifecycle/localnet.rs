@@ -198,7 +198,9 @@ fn it_can_be_set_beforehand() {
     for (mode, needs_it) in [("nftables", true), ("iptables", true), ("userspace", false)] {
         let Some(bed) = Bed::build() else { return };
         set(&bed, 0);
-        let flags = ["--init-only", LOOPBACK, &format!("--proxy-mode={mode}")].map(str::to_owned);
+        // The limit of tracked connections can be set for the whole machine only, which this is not about.
+        let no_limit = "--conntrack-max-per-core=0";
+        let flags = ["--init-only", LOOPBACK, no_limit, &format!("--proxy-mode={mode}")].map(str::to_owned);
         let ending = bed.daemon.run_to_end(&flags).expect("it ends");
         assert_eq!((ending.status.success(), is_set(&bed)), (true, needs_it), "{mode}: {}", ending.stderr);
     }
