@@ -110,9 +110,7 @@ pub struct Reconciler {
     complete: bool,
     /// The plan is empty and has to look at the whole world.
     blank: bool,
-    /// The kernel refused a part of the last complete write.
-    leaves_out: bool,
-    /// When to write everything once more for that.
+    /// When to write everything once more, as the kernel refused a part of the last complete write.
     again: Option<Instant>,
     /// Programmed at least once.
     serving: bool,
@@ -170,7 +168,6 @@ impl Reconciler {
             pacer: Pacer::new(max_pause, max_backoff),
             complete: true,
             blank: true,
-            leaves_out: false,
             again: None,
             serving: false,
             sight: Sight::new(from_files),
@@ -358,7 +355,7 @@ impl Reconciler {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.sync(stopwatch)));
         let end = now + stopwatch.elapsed();
         match outcome {
-            Ok(Ok(())) => {
+            Ok(Ok(left_out)) => {
                 self.rounds.wrote(end);
                 if work != Work::Part
                     && self.dataplane.as_ref().is_some_and(|dataplane| dataplane.is_untold())
@@ -367,7 +364,7 @@ impl Reconciler {
                 }
                 self.pacer.succeeded(work, now, end);
                 if work != Work::Part {
-                    self.again = self.leaves_out.then(|| end + LEFT_OUT);
+                    self.again = (left_out > 0).then(|| end + LEFT_OUT);
                 }
             }
             Ok(Err(error)) => self.fail(error, end),
@@ -411,7 +408,8 @@ impl Reconciler {
         metrics.endpoint_changes_pending.only().set(self.waiting.slices as f64);
     }
 
-    fn sync(&mut self, start: Instant) -> Result<(), String> {
+    /// How much the kernel refused.
+    fn sync(&mut self, start: Instant) -> Result<usize, String> {
         let mut dirty = self.world.take_dirty();
         if std::mem::take(&mut self.blank) {
             dirty = Dirty { trigger_times_nanos: dirty.trigger_times_nanos, ..self.world.everything() };
@@ -423,7 +421,7 @@ impl Reconciler {
         self.tell_conflicts(&changes);
         if nothing {
             self.succeed(&changes);
-            return Ok(());
+            return Ok(0);
         }
         let dataplane = match &mut self.dataplane {
             Some(dataplane) => dataplane,
@@ -440,9 +438,6 @@ impl Reconciler {
             self.ports.metrics.lock_wait.only().observe(waited.as_secs_f64());
         }
         let applied = outcome.map_err(|error| error.to_string())?;
-        if self.complete {
-            self.leaves_out = applied.left_out > 0;
-        }
         self.waiting.flows.extend(applied.vanished.iter().copied().filter_map(FlowRule::vanished));
         self.ports.connections.retire(&applied.retired);
         for warning in &applied.warnings {
@@ -465,7 +460,7 @@ impl Reconciler {
         self.observe(start, &changes);
         self.tell_unmet(&changes);
         self.succeed(&changes);
-        Ok(())
+        Ok(applied.left_out)
     }
 
     /// Measures a write that went well.
